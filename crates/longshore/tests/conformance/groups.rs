@@ -1,14 +1,19 @@
 //! Groups: fair turns, limits, rates, weights and pauses, across all processes.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use longshore::store::{ClaimCursor, ClaimRequest, Claimed, PlaceInLine, Suspects};
-use longshore::{Client, GroupChange, NewJob, Rate, SweepOptions, UniqueMode, WorkerId};
+use longshore::worker::{Settings, Worker};
+use longshore::{
+    Client, Context, Failure, GroupChange, NewJob, Rate, Status, SweepOptions, UniqueMode, WorkerId,
+};
 
 use sqlx::Connection;
 
 use crate::fixture::*;
+use crate::worker::{run_worker, until};
 
 cases! {
     a_large_group_does_not_delay_a_small_one,
@@ -41,6 +46,8 @@ cases! {
     settings_out_of_range_are_refused_by_field,
     a_group_with_a_bad_name_is_refused,
     statistics_count_the_jobs_of_groups,
+    a_worker_never_exceeds_the_limit_of_a_group_and_runs_all_jobs,
+    no_job_of_a_group_is_left_behind_by_any_sequence_of_operations,
 }
 
 cases! {
@@ -628,4 +635,146 @@ async fn sql_enqueues_into_a_group(fixture: Fixture) {
     fixture.sql("select enqueue('work', grp => 'acme')", None).await;
     let worker = fixture.worker().await;
     assert_eq!(per_group(&fixture.claim(worker, 9).await), counts([("acme", 1)]));
+}
+
+async fn a_worker_never_exceeds_the_limit_of_a_group_and_runs_all_jobs(fixture: Fixture) {
+    static RUNNING: AtomicUsize = AtomicUsize::new(0);
+    static MOST: AtomicUsize = AtomicUsize::new(0);
+    RUNNING.store(0, Ordering::SeqCst);
+    MOST.store(0, Ordering::SeqCst);
+    limit(&fixture, "acme", 2).await;
+    add(&fixture, "acme", 30).await;
+    add(&fixture, "globex", 30).await;
+    let handler = async |_: serde_json::Value, ctx: Context| {
+        if ctx.job().group() == Some("acme") {
+            MOST.fetch_max(RUNNING.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+            RUNNING.fetch_sub(1, Ordering::SeqCst);
+        }
+        Ok::<(), Failure>(())
+    };
+    // The clock stands still, so only the ends of jobs let others start.
+    let settings = Settings { concurrency: 8, ..Settings::default() };
+    let worker = Worker::builder(fixture.client()).settings(settings).function("work", handler);
+    let running = run_worker(worker).await;
+    until("all jobs have run", || async { fixture.count(Status::Succeeded).await == 60 }).await;
+    running.stop().await;
+    assert!(MOST.load(Ordering::SeqCst) <= 2, "{MOST:?} jobs of the group ran at once");
+}
+
+/// A generator of numbers that look random (xorshift).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+
+    fn group(&mut self) -> String {
+        ["a", "b", "c"][self.roll(3) as usize].to_owned()
+    }
+
+    fn change(&mut self) -> GroupChange {
+        let limit = (self.roll(2) == 0).then(|| self.roll(3) as u32 + 1);
+        let rate = (self.roll(3) == 0).then(|| Rate::per_second(self.roll(5) as u32 + 1).burst(2));
+        GroupChange {
+            paused: Some(self.roll(4) == 0),
+            limit: Some(limit),
+            rate: Some(rate),
+            weight: Some(self.roll(3) as u32 + 1),
+        }
+    }
+}
+
+async fn no_job_of_a_group_is_left_behind_by_any_sequence_of_operations(fixture: Fixture) {
+    for seed in 1..=6 {
+        one_sequence(&fixture, Dice(seed * 0x9e37_79b9)).await;
+    }
+}
+
+async fn one_sequence(fixture: &Fixture, mut dice: Dice) {
+    let queue = WorkerId::new().to_string();
+    let (stable, mut dying) = (fixture.worker_with(4000 * DAY).await, fixture.worker().await);
+    let mut cursor = ClaimCursor::default();
+    let (mut held, mut ids) = (Vec::<Claimed>::new(), Vec::new());
+    for _ in 0..150 {
+        match dice.roll(16) {
+            0..=3 => {
+                let jobs = (0..=dice.roll(6)).map(|_| {
+                    let job = job("work").queue(&queue).priority(dice.roll(2) as i64).max_attempts(30);
+                    let job = if dice.roll(5) == 0 { job } else { job.group(dice.group()) };
+                    if dice.roll(4) == 0 { job.delay(SECOND * dice.roll(20) as u32) } else { job }
+                });
+                let jobs: Vec<NewJob> = jobs.collect();
+                ids.extend(fixture.enqueue_many(jobs).await.expect("enqueue").iter().map(|job| job.id));
+            }
+            4..=7 => {
+                let worker = if dice.roll(4) == 0 { dying } else { stable };
+                let limit = dice.roll(12) as u32 + 1;
+                let request =
+                    ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(worker, limit) };
+                let claims = match dice.roll(2) {
+                    0 => fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs,
+                    _ => fixture.claim_with(&request).await,
+                };
+                held.extend(claims);
+            }
+            8..=10 if !held.is_empty() => {
+                let job = held.swap_remove(dice.roll(held.len() as u64) as usize);
+                let ending = [done(), failed(), failed_permanently(), done_without_result()]
+                    [dice.roll(4) as usize]
+                    .clone();
+                let _ = fixture.finish(&job, ending).await;
+            }
+            11 if !ids.is_empty() => {
+                let id = ids[dice.roll(ids.len() as u64) as usize];
+                let _ = match dice.roll(4) {
+                    0 => fixture.cancel(id).await.map(drop),
+                    1 => fixture.retry(id).await.map(drop),
+                    2 => fixture.redrive(id).await.map(drop),
+                    _ => fixture
+                        .edit(id, longshore::Edit::default().priority(dice.roll(2) as i64))
+                        .await
+                        .map(drop),
+                };
+            }
+            12 => fixture.set_group(&queue, &dice.group(), dice.change()).await.expect("set_group"),
+            13 => {
+                fixture.advance(2 * MINUTE).await;
+                fixture.sweep_now().await;
+                dying = fixture.worker().await;
+            }
+            _ => fixture.advance(Duration::from_millis(dice.roll(3000))).await,
+        }
+    }
+    // Lift everything, and run what is left.
+    for group in ["a", "b", "c"] {
+        let free = GroupChange { paused: Some(false), limit: Some(None), rate: Some(None), weight: Some(1) };
+        fixture.set_group(&queue, group, free).await.expect("set_group");
+    }
+    for job in held {
+        let _ = fixture.finish(&job, done()).await;
+    }
+    fixture.advance(HOUR).await;
+    fixture.sweep_now().await;
+    fixture.advance(HOUR).await;
+    let request = ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(stable, 50) };
+    loop {
+        let claimed = fixture.claim_with(&request).await;
+        if claimed.is_empty() {
+            break;
+        }
+        for job in claimed {
+            let _ = fixture.finish(&job, done()).await;
+        }
+    }
+    for id in ids {
+        let job = fixture.job(id).await;
+        assert!(job.finished_at.is_some(), "{job:?} is left behind");
+    }
 }

@@ -12,8 +12,8 @@ use longshore::store::{
 };
 use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{
-    DeadFilter, Decision, Edit, Ending, Interruption, JobId, NewJob, NewSchedule, Outcome, Report, Status,
-    SweepOptions, SweepScope, UniqueMode, When,
+    DeadFilter, Decision, Edit, Ending, GroupChange, Interruption, JobId, NewJob, NewSchedule, Outcome,
+    Report, Status, SweepOptions, SweepScope, UniqueMode, When,
 };
 use sqlx::Connection as _;
 
@@ -48,6 +48,10 @@ cases! {
     a_resumed_queue_starts_its_jobs,
     a_raised_limit_starts_waiting_jobs,
     a_lifted_limit_starts_waiting_jobs,
+    the_end_of_a_job_starts_the_next_one_of_its_group,
+    a_recovered_lease_starts_the_next_job_of_its_group,
+    a_changed_group_starts_its_jobs,
+    changed_defaults_start_the_jobs_of_groups,
     an_event_starts_the_job_that_waits_for_it,
     a_job_that_is_suspended_after_its_event_starts,
     a_cron_tick_starts_its_job,
@@ -121,6 +125,49 @@ async fn a_job_that_is_suspended_after_its_event_starts(fixture: Fixture) {
     let running = idle_worker(&fixture).await;
     fixture.must_finish(&claimed, waits_for("approved")).await;
     must_start(&fixture, running, claimed.lease().id).await;
+}
+
+// ---- groups --------------------------------------------------------------------
+
+/// A job of a group that is at its limit, because another worker runs a job of it.
+async fn waits_for_its_group(fixture: &Fixture) -> (Claimed, JobId) {
+    fixture.group_defaults("default", Some(1), None).await.expect("defaults");
+    let claimed = fixture.running(job("mail").group("acme")).await;
+    (claimed, fixture.add(job("mail").group("acme")).await)
+}
+
+async fn the_end_of_a_job_starts_the_next_one_of_its_group(fixture: Fixture) {
+    let (claimed, id) = waits_for_its_group(&fixture).await;
+    let running = idle_worker(&fixture).await;
+    fixture.must_finish(&claimed, done()).await;
+    must_start(&fixture, running, id).await;
+}
+
+async fn a_recovered_lease_starts_the_next_job_of_its_group(fixture: Fixture) {
+    fixture.group_defaults("default", Some(1), None).await.expect("defaults");
+    let claimed = fixture.running(job("mail").group("acme").max_attempts(1)).await;
+    let id = fixture.add(job("mail").group("acme")).await;
+    assert_eq!(fixture.store().mark_started(&claimed.lease()).await.expect("started"), Fenced::Held);
+    fixture.advance(HOUR).await;
+    let running = idle_worker(&fixture).await;
+    let interruption = Interruption { max_interruptions: 1, ..Interruption::default() };
+    fixture.sweep(&SweepOptions { interruption, ..SweepOptions::default() }).await.expect("sweep");
+    must_start(&fixture, running, id).await;
+}
+
+async fn a_changed_group_starts_its_jobs(fixture: Fixture) {
+    let (_, id) = waits_for_its_group(&fixture).await;
+    let running = idle_worker(&fixture).await;
+    let change = GroupChange { limit: Some(Some(2)), ..GroupChange::default() };
+    fixture.set_group("default", "acme", change).await.expect("set_group");
+    must_start(&fixture, running, id).await;
+}
+
+async fn changed_defaults_start_the_jobs_of_groups(fixture: Fixture) {
+    let (_, id) = waits_for_its_group(&fixture).await;
+    let running = idle_worker(&fixture).await;
+    fixture.group_defaults("default", Some(2), None).await.expect("defaults");
+    must_start(&fixture, running, id).await;
 }
 
 // ---- enqueue -------------------------------------------------------------------
