@@ -2,8 +2,10 @@
 
 use super::Mutant;
 
+const POSTGRES_CHECK: &str = "crates/longshore/src/store/postgres/check.rs";
 const POSTGRES_EVENTS: &str = "crates/longshore/src/store/postgres/events.rs";
 const POSTGRES_STEPS: &str = "crates/longshore/src/store/postgres/steps.rs";
+const SQLITE_CHECK: &str = "crates/longshore/src/store/sqlite/check.rs";
 const SQLITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
 const SQLITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 const SQLITE_STEPS: &str = "crates/longshore/src/store/sqlite/steps.rs";
@@ -134,6 +136,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "",
         caught_by: &["steps::postgres::old_events_are_removed_and_undelivered_ones_are_kept"],
     },
+    Mutant {
+        name: "postgres: repair an event that was delivered to all jobs",
+        file: POSTGRES_CHECK,
+        anchor: "macro_rules! missed_delivery",
+        find: "and not s.woken",
+        replace: "",
+        caught_by: &["corrupt::postgres::a_repair_delivers_an_event_that_jobs_still_wait_for"],
+    },
     // ---- SQLite ------------------------------------------------------------------
     Mutant {
         name: "sqlite: journal a step under a lost lease",
@@ -155,8 +165,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "sqlite: do not look for an event that was emitted before the suspension",
         file: SQLITE_SETTLE,
         anchor: "fn end_with_more(",
-        find: "true => end_lease",
-        replace: "true if false => end_lease",
+        find: "if is_emitted {",
+        replace: "if is_emitted && false {",
         caught_by: &["steps::sqlite::an_event_emitted_while_the_job_is_being_suspended_is_found"],
     },
     Mutant {
@@ -166,5 +176,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "if seen.lease_no == lease_no",
         replace: "if seen.lease_no >= lease_no",
         caught_by: &["steps::sqlite::a_wait_that_was_left_behind_wakes_nothing"],
+    },
+    Mutant {
+        name: "sqlite: repair an event that was delivered to all jobs",
+        file: SQLITE_CHECK,
+        anchor: "macro_rules! missed_delivery",
+        find: "and s.woken = 0",
+        replace: "",
+        caught_by: &["corrupt::sqlite::a_repair_delivers_an_event_that_jobs_still_wait_for"],
     },
 ];

@@ -136,12 +136,12 @@ const SAVE_WAITS: &str = "
          set lease_no = excluded.lease_no,
              until = excluded.until
        where steps.value is null)
-    insert into longshore.waits (event, job, lease_no)
-    select event, $1, $2
+    insert into longshore.waits (event, job, lease_no, woken)
+    select event, $1, $2, $6
       from unnest((select $5::text[])) as i(event)
         on conflict (event, job) do update
        set lease_no = excluded.lease_no,
-           woken = false";
+           woken = excluded.woken";
 
 /// Journals what a suspended job waits for.
 pub(super) async fn save_waits(tx: &mut Tx<'_>, settlement: &Settlement) -> Sql<()> {
@@ -155,6 +155,7 @@ pub(super) async fn save_waits(tx: &mut Tx<'_>, settlement: &Settlement) -> Sql<
         .bind(waits.iter().map(|wait| wait.step.as_str()).collect::<Vec<_>>())
         .bind(waits.iter().map(|wait| wait.until).collect::<Vec<_>>())
         .bind(settlement.awaited_events())
+        .bind(settlement.is_due_now())
         .execute(&mut *tx.connection)
         .await?;
     Ok(())

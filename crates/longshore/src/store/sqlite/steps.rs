@@ -100,8 +100,8 @@ pub(super) fn save_waits(tx: &Tx<'_>, settlement: &Settlement) -> Sql<()> {
                until = excluded.until
          where value is null";
     const WAIT: &str = "
-        insert into waits (event, job, lease_no)
-        values (?1, ?2, ?3)";
+        insert into waits (event, job, lease_no, woken)
+        values (?1, ?2, ?3, ?4)";
     let Settlement { lease, waits, .. } = settlement;
     let id = lease.id.0.as_bytes();
     if !waits.is_empty() {
@@ -112,7 +112,7 @@ pub(super) fn save_waits(tx: &Tx<'_>, settlement: &Settlement) -> Sql<()> {
         tx.execute(JOURNAL, params![id, wait.step, lease.lease_no, tx.now()?, until])?;
     }
     for event in settlement.awaited_events() {
-        tx.execute(WAIT, params![event, id, lease.lease_no])?;
+        tx.execute(WAIT, params![event, id, lease.lease_no, settlement.is_due_now()])?;
     }
     Ok(())
 }
