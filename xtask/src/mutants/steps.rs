@@ -71,6 +71,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "self.event.and(self.payload)",
         caught_by: &["steps::sqlite::an_event_without_a_payload_stays_an_event"],
     },
+    Mutant {
+        name: "worker: repeat a step whose commit got no reply",
+        file: WORKER_STEPS,
+        anchor: "async fn work_in",
+        find: "if self.is_stored(name).await",
+        replace: "if self.is_stored(name).await && false",
+        caught_by: &["dead_connections::postgres_only::a_step_whose_commit_gets_no_reply_is_not_repeated"],
+    },
     // ---- Postgres ----------------------------------------------------------------
     Mutant {
         name: "postgres: journal a step under a lost lease",
@@ -135,6 +143,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "and not fresh",
         replace: "",
         caught_by: &["steps::postgres::old_events_are_removed_and_undelivered_ones_are_kept"],
+    },
+    Mutant {
+        name: "postgres: run a step in a transaction under a lost lease",
+        file: POSTGRES_STEPS,
+        anchor: "impl StepConnection",
+        find: "(held == Fenced::Held).then_some",
+        replace: "(held == held).then_some",
+        caught_by: &["steps::postgres_only::a_step_in_a_transaction_under_a_lost_lease_rolls_everything_back"],
     },
     Mutant {
         name: "postgres: repair an event that was delivered to all jobs",

@@ -125,6 +125,12 @@ impl Journal {
         done
     }
 
+    /// Records that a step was stored outside of the lane.
+    #[cfg(feature = "postgres")]
+    pub(super) fn mark_progress(&self) {
+        self.has_progressed.store(true, Ordering::Release);
+    }
+
     /// Whether this attempt stored a step, so that the attempts of the job count from it.
     pub(super) fn has_progressed(&self) -> bool {
         self.has_progressed.load(Ordering::Acquire)

@@ -17,6 +17,8 @@ use super::journal::Active;
 use crate::enqueue::{check_json, check_name};
 use crate::retry::MAX_DELAY;
 use crate::store::{EventRecord, MAX_STEP_VALUE, NewStep, PendingWait, StepState};
+#[cfg(feature = "postgres")]
+use crate::store::{StepRecord, postgres::StepConnection};
 
 impl<S: Send + Sync> Context<S> {
     /// Does a piece of work once. When it is done, its value is stored with the job under `name`.
@@ -47,18 +49,101 @@ impl<S: Send + Sync> Context<S> {
         Working: Future<Output = Result<T, Failure>>,
     {
         let _active = self.journal().suspension.activate();
-        match self.journaled("step", name, name).await? {
-            Some(StepState::Done(value)) => return decode(name, &value),
-            Some(StepState::Waiting { .. }) => {
-                return Err(Failure::permanent(format!(
-                    "step `{name}`: an earlier version of this job waited under this name; use another name"
-                )));
-            }
-            None => {}
+        if let Some(value) = self.done_before(name).await? {
+            return decode(name, &value);
         }
         let value = work().await?;
         self.save_step(name, encode(name, &value)?).await?;
         Ok(value)
+    }
+
+    /// Like [`step`](Self::step), in a Postgres transaction that also stores the step. So what the
+    /// work changes in the database is committed exactly once, together with the step. If the work
+    /// fails, or another worker owns the job by then, the transaction is rolled back.
+    ///
+    /// The transaction is in the queue's database. Until it ends, no other worker can take the job,
+    /// so keep it short. Its connection comes from the pool of the worker's client.
+    ///
+    /// ```no_run
+    /// use longshore::{Context, Failure};
+    ///
+    /// async fn book(order: i64, ctx: Context) -> Result<(), Failure> {
+    ///     ctx.step_in("book", async |tx| {
+    ///         sqlx::query("update stock set left_over = left_over - 1").execute(&mut *tx).await?;
+    ///         sqlx::query("insert into bookings values ($1)").bind(order).execute(&mut *tx).await?;
+    ///         Ok(())
+    ///     })
+    ///     .await
+    /// }
+    /// ```
+    #[cfg(feature = "postgres")]
+    pub async fn step_in<T, Work>(&self, name: &str, work: Work) -> Result<T, Failure>
+    where
+        T: Serialize + DeserializeOwned,
+        Work: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, Failure>,
+    {
+        let _active = self.journal().suspension.activate();
+        let Some(store) = self.postgres() else {
+            return Err(Failure::permanent(format!(
+                "step `{name}`: `step_in` needs a Postgres database, but this client uses another engine; use `step`"
+            )));
+        };
+        if let Some(value) = self.done_before(name).await? {
+            return decode(name, &value);
+        }
+        let mut connection = store.step_connection().await?;
+        let done = self.work_in(&mut connection, name, work).await;
+        connection.release().await;
+        done
+    }
+
+    #[cfg(feature = "postgres")]
+    async fn work_in<T, Work>(
+        &self,
+        connection: &mut StepConnection,
+        name: &str,
+        work: Work,
+    ) -> Result<T, Failure>
+    where
+        T: Serialize + DeserializeOwned,
+        Work: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, Failure>,
+    {
+        let lease = self.job().lease();
+        let Some(mut transaction) = connection.begin(&lease).await? else {
+            return Err(self.lease_lost().into());
+        };
+        let value = work(transaction.connection()).await?;
+        let step = NewStep { lease, name: name.to_owned(), value: encode(name, &value)? };
+        self.journal().check_size(name, &step.value)?;
+        match transaction.commit(&step).await {
+            Ok(fenced) => self.check_fence(fenced)?,
+            // The commit may have succeeded. If it is still in progress, it holds the lease, so that
+            // the next attempt starts after its end.
+            Err(error) if self.is_stored(name).await => {
+                tracing::debug!(%error, job_id = %lease.id, step = name, "the step is stored although the commit failed");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.journal().mark_progress();
+        Ok(value)
+    }
+
+    /// Whether the step is stored now.
+    #[cfg(feature = "postgres")]
+    async fn is_stored(&self, name: &str) -> bool {
+        let is_done = |step: &StepRecord| step.name == name && matches!(step.state, StepState::Done(_));
+        self.client().steps(self.id()).await.is_ok_and(|steps| steps.iter().any(is_done))
+    }
+
+    /// The value of a step that an earlier attempt has stored.
+    async fn done_before(&self, name: &str) -> Result<Option<Box<RawValue>>, Failure> {
+        match self.journaled("step", name, name).await? {
+            Some(StepState::Done(value)) => Ok(Some(value)),
+            Some(StepState::Waiting { .. }) => Err(Failure::permanent(format!(
+                "step `{name}`: an earlier version of this job waited under this name; use another name"
+            ))),
+            None => Ok(None),
+        }
     }
 
     /// Waits for this long, without a worker: the job is suspended and continues in a new attempt,

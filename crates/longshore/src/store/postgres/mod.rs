@@ -61,6 +61,8 @@ mod tokens;
 mod tx;
 mod workers;
 
+pub(crate) use steps::StepConnection;
+
 /// The queue in a Postgres database.
 #[derive(Clone, Debug)]
 pub struct PostgresStore(Arc<Inner>);
