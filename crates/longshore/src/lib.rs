@@ -100,6 +100,8 @@ mod trace;
 #[cfg(not(feature = "otel"))]
 #[path = "trace/none.rs"]
 mod trace;
+#[cfg(any(feature = "api", feature = "worker"))]
+mod waits;
 mod wake;
 #[cfg(feature = "worker")]
 pub mod worker;

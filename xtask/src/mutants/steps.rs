@@ -2,6 +2,7 @@
 
 use super::Mutant;
 
+const API_STEPS: &str = "crates/longshore/src/api/leases/steps.rs";
 const POSTGRES_CHECK: &str = "crates/longshore/src/store/postgres/check.rs";
 const POSTGRES_EVENTS: &str = "crates/longshore/src/store/postgres/events.rs";
 const POSTGRES_STEPS: &str = "crates/longshore/src/store/postgres/steps.rs";
@@ -9,6 +10,7 @@ const SQLITE_CHECK: &str = "crates/longshore/src/store/sqlite/check.rs";
 const SQLITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
 const SQLITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 const SQLITE_STEPS: &str = "crates/longshore/src/store/sqlite/steps.rs";
+const WAITS: &str = "crates/longshore/src/waits.rs";
 const WORKER_CONTEXT: &str = "crates/longshore/src/worker/context.rs";
 const WORKER_JOURNAL: &str = "crates/longshore/src/worker/journal.rs";
 const WORKER_STEPS: &str = "crates/longshore/src/worker/steps.rs";
@@ -49,24 +51,24 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "worker: keep the deadline of a wait that has none any longer",
-        file: WORKER_STEPS,
-        anchor: "async fn wait(",
-        find: "shortest_sleep(waits).map(|(_, time)| earlier.unwrap_or(now + time))",
-        replace: "earlier.or(shortest_sleep(waits).map(|(_, time)| now + time))",
+        file: WAITS,
+        anchor: "fn decide(",
+        find: "time.map(|time| earlier.unwrap_or(now + time))",
+        replace: "earlier.or(time.map(|time| now + time))",
         caught_by: &["steps::sqlite::a_deadline_can_be_added_and_removed_while_jobs_wait"],
     },
     Mutant {
         name: "worker: accept an event that came after the deadline",
-        file: WORKER_STEPS,
-        anchor: "async fn wait(",
+        file: WAITS,
+        anchor: "fn decide(",
         find: "event.emitted_at <= until",
         replace: "event.emitted_at <= until || true",
         caught_by: &["steps::sqlite::an_event_after_the_deadline_is_too_late"],
     },
     Mutant {
         name: "worker: read an event without a payload as a timeout",
-        file: WORKER_STEPS,
-        anchor: "fn among(",
+        file: WAITS,
+        anchor: "fn into_payload(",
         find: "self.event.map(|_| self.payload.unwrap_or_default())",
         replace: "self.event.and(self.payload)",
         caught_by: &["steps::sqlite::an_event_without_a_payload_stays_an_event"],
@@ -78,6 +80,31 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "if self.is_stored(name).await",
         replace: "if self.is_stored(name).await && false",
         caught_by: &["dead_connections::postgres_only::a_step_whose_commit_gets_no_reply_is_not_repeated"],
+    },
+    // ---- the API -----------------------------------------------------------------
+    Mutant {
+        name: "api: accept a step whose name is stored with another value",
+        file: API_STEPS,
+        anchor: "fn check_repetition(",
+        find: "if parse(value) == parse(&step.value) =>",
+        replace: "if parse(value) == parse(&step.value) || true =>",
+        caught_by: &["http::lease_steps::sqlite::a_step_of_an_http_worker_is_stored_once"],
+    },
+    Mutant {
+        name: "api: let a token that is limited to queues wait for any event",
+        file: API_STEPS,
+        anchor: "let waits = checked_waits(body.waits)?;",
+        find: "caller.may_use_all()?;",
+        replace: "",
+        caught_by: &["http::lease_steps::sqlite::a_token_limited_to_queues_waits_for_no_events"],
+    },
+    Mutant {
+        name: "api: do not store what ended a wait",
+        file: API_STEPS,
+        anchor: "let waits = checked_waits(body.waits)?;",
+        find: "if !is_stored {",
+        replace: "if !is_stored && false {",
+        caught_by: &["http::lease_steps::sqlite::a_job_of_an_http_worker_waits_for_the_first_event"],
     },
     // ---- Postgres ----------------------------------------------------------------
     Mutant {
@@ -150,7 +177,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "impl StepConnection",
         find: "(held == Fenced::Held).then_some",
         replace: "(held == held).then_some",
-        caught_by: &["steps::postgres_only::a_step_in_a_transaction_under_a_lost_lease_rolls_everything_back"],
+        caught_by: &[
+            "steps::postgres_only::a_step_in_a_transaction_under_a_lost_lease_rolls_everything_back",
+        ],
     },
     Mutant {
         name: "postgres: repair an event that was delivered to all jobs",

@@ -9,7 +9,7 @@ use crate::enqueue::{check_json, check_name};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::When;
-use crate::store::{Emitted, EventRecord, Fenced, MAX_EVENT, NewStep, StepRecord};
+use crate::store::{Emitted, EventRecord, Fenced, Journaled, MAX_EVENT, NewStep, StepRecord};
 
 /// How long events are kept.
 const EVENT_RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -59,6 +59,11 @@ impl Client {
     /// Returns those of the named events that exist, the earliest first.
     pub async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>> {
         self.store.events(names).await
+    }
+
+    /// Returns how large the journal of a job is, and its steps with these names.
+    pub async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
+        self.store.journaled(id, names).await
     }
 
     /// Journals steps that are done, each under its lease.

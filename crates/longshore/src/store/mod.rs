@@ -68,7 +68,9 @@ pub use retain::{Retained, Retention};
 pub use schedules::{Schedule, Ticked, Ticking};
 pub use settle::{MAX_HISTORY, Settled, Settlement};
 pub use stats::{Ahead, Count, Tallied};
-pub use steps::{MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState};
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) use steps::check_journal;
+pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState};
 pub use tokens::{NewToken, Scope, TokenRecord};
 pub use workers::{ALL_QUEUES, Beat, NewWorker, Registration, WorkerRecord};
 
@@ -224,6 +226,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Returns the journaled steps of a job, ordered by name.
     async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>>;
+
+    /// Returns how large the journal of a job is, and its steps with these names.
+    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled>;
 
     /// Journals steps that are done, each under its lease. From then on, the attempts and
     /// interruptions of the job count from this attempt. A step that is done already keeps

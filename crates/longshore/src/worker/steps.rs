@@ -7,8 +7,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::context::Context;
@@ -16,9 +16,10 @@ use super::handler::{Failure, without_values};
 use super::journal::Active;
 use crate::enqueue::{check_json, check_name};
 use crate::retry::MAX_DELAY;
-use crate::store::{EventRecord, MAX_STEP_VALUE, NewStep, PendingWait, StepState};
+use crate::store::{MAX_STEP_VALUE, NewStep, PendingWait, StepState};
 #[cfg(feature = "postgres")]
 use crate::store::{StepRecord, postgres::StepConnection};
+use crate::waits::{WaitState, Winner};
 
 impl<S: Send + Sync> Context<S> {
     /// Does a piece of work once. When it is done, its value is stored with the job under `name`.
@@ -206,24 +207,18 @@ impl<S: Send + Sync> Context<S> {
         check_waits(what, name, waits)?;
         let active = self.journal().suspension.activate();
         let earlier = match self.journaled(what, name, step).await? {
-            Some(StepState::Done(winner)) => return decode::<Winner>(name, &winner)?.among(name, waits),
+            Some(StepState::Done(winner)) => return first(decode(name, &winner)?, name, waits),
             Some(StepState::Waiting { until }) => until,
             None => None,
         };
         let names: Vec<String> = waits.iter().filter_map(Wait::event_name).collect();
-        let now = self.client().now().await?;
-        // The deadline counts from the first time that the job waited here. If this version of the
-        // handler has no deadline, or is the first that has one, that decides.
-        let until = shortest_sleep(waits).map(|(_, time)| earlier.unwrap_or(now + time));
-        let events = if names.is_empty() { Vec::new() } else { self.client().events(&names).await? };
-        let in_time = |event: &EventRecord| until.is_none_or(|until| event.emitted_at <= until);
-        let winner = match events.into_iter().find(in_time) {
-            Some(event) => Winner { event: Some(event.name), payload: Some(event.payload) },
-            None if until.is_some_and(|until| until <= now) => Winner { event: None, payload: None },
-            None => return self.suspend(active, name, step, until, names).await,
+        let time = shortest_sleep(waits).map(|(_, time)| time);
+        let winner = match self.client().wait_state(&names, time, earlier).await? {
+            WaitState::Over(winner) => winner,
+            WaitState::Open { until } => return self.suspend(active, name, step, until, names).await,
         };
         self.save_step(step, encode(name, &winner)?).await?;
-        winner.among(name, waits)
+        first(winner, name, waits)
     }
 
     async fn suspend(
@@ -338,30 +333,19 @@ impl Wait {
     }
 }
 
-/// What came first, as it is stored: the event by its name, so that the order in which the handler
-/// lists its waits may change; no event means that the time is up.
-#[derive(Serialize, Deserialize)]
-struct Winner {
-    event: Option<String>,
-    payload: Option<Box<RawValue>>,
-}
-
-impl Winner {
-    /// The same, among the things that the handler waits for now.
-    fn among(self, name: &str, waits: &[Wait]) -> Result<First, Failure> {
-        let index = match &self.event {
-            Some(event) => waits.iter().position(|wait| wait.event_name().as_ref() == Some(event)),
-            None => shortest_sleep(waits).map(|(index, _)| index),
-        };
-        let Some(index) = index else {
-            let what = self.event.map_or("the end of a sleep".into(), |event| format!("the event `{event}`"));
-            return Err(Failure::permanent(format!(
-                "`{name}`: {what} came first, but the job no longer waits for it; give the changed wait a new name"
-            )));
-        };
-        // A payload of `null` is read as none.
-        Ok(First { index, payload: self.event.map(|_| self.payload.unwrap_or_default()) })
-    }
+/// What came first, among the things that the handler waits for now.
+fn first(winner: Winner, name: &str, waits: &[Wait]) -> Result<First, Failure> {
+    let index = match &winner.event {
+        Some(event) => waits.iter().position(|wait| wait.event_name().as_ref() == Some(event)),
+        None => shortest_sleep(waits).map(|(index, _)| index),
+    };
+    let Some(index) = index else {
+        let what = winner.event.map_or("the end of a sleep".into(), |event| format!("the event `{event}`"));
+        return Err(Failure::permanent(format!(
+            "`{name}`: {what} came first, but the job no longer waits for it; give the changed wait a new name"
+        )));
+    };
+    Ok(First { index, payload: winner.into_payload() })
 }
 
 /// What came first of the things that [`Context::any`] waited for.

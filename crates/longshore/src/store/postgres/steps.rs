@@ -1,5 +1,6 @@
 //! Durable steps: the journal of a job, and what it waits for.
 
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 
 use super::PostgresStore;
@@ -10,7 +11,7 @@ use super::run::{DEADLINE, QUICK, within};
 use super::tx::{Sql, Transaction, Tx};
 use crate::error::Result;
 use crate::job::JobId;
-use crate::store::{Fenced, Lease, NewStep, Settlement, StepRecord, StepState};
+use crate::store::{Fenced, Journaled, Lease, NewStep, Settlement, StepRecord, StepState};
 
 const STEPS: &str = "
     select name, lease_no, saved_at, until, value::text
@@ -20,19 +21,40 @@ const STEPS: &str = "
 
 pub(super) async fn steps(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<StepRecord>> {
     let rows = sqlx::query(tx.sql(STEPS)).bind(id.0).fetch_all(&mut *tx.connection).await?;
-    let mut steps = Vec::with_capacity(rows.len());
-    for row in &rows {
-        steps.push(StepRecord {
-            name: row.try_get(0)?,
-            lease_no: row.try_get(1)?,
-            saved_at: row.try_get(2)?,
-            state: match row.try_get::<Option<String>, _>(4)? {
-                Some(value) => StepState::Done(raw(value)?),
-                None => StepState::Waiting { until: row.try_get(3)? },
-            },
-        });
-    }
-    Ok(steps)
+    rows.iter().map(step).collect()
+}
+
+fn step(row: &PgRow) -> Sql<StepRecord> {
+    Ok(StepRecord {
+        name: row.try_get(0)?,
+        lease_no: row.try_get(1)?,
+        saved_at: row.try_get(2)?,
+        state: match row.try_get::<Option<String>, _>(4)? {
+            Some(value) => StepState::Done(raw(value)?),
+            None => StepState::Waiting { until: row.try_get(3)? },
+        },
+    })
+}
+
+/// The length of a value is known without reading the value.
+const JOURNAL_SIZE: &str = "
+    select count(*), coalesce(sum(octet_length(value::text)), 0)::int8
+      from longshore.steps
+     where job = $1";
+
+const NAMED_STEPS: &str = "
+    select name, lease_no, saved_at, until, value::text
+      from longshore.steps
+     where job = $1
+       and name = any($2)
+     order by name";
+
+pub(super) async fn journaled(tx: &mut Tx<'_>, id: JobId, names: &[String]) -> Sql<Journaled> {
+    let (steps, bytes): (i64, i64) =
+        sqlx::query_as(tx.sql(JOURNAL_SIZE)).bind(id.0).fetch_one(&mut *tx.connection).await?;
+    let rows = sqlx::query(tx.sql(NAMED_STEPS)).bind(id.0).bind(names).fetch_all(&mut *tx.connection).await?;
+    let named = rows.iter().map(step).collect::<Sql<_>>()?;
+    Ok(Journaled { steps: steps as usize, bytes: bytes as usize, named })
 }
 
 /// Locks the leases in the order of their ids, as everywhere. Like the statements of

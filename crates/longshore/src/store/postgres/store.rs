@@ -134,6 +134,11 @@ impl Store for PostgresStore {
         self.run_read(id, |tx, id| Box::pin(steps::steps(tx, *id))).await
     }
 
+    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
+        self.run_read((id, names.to_vec()), |tx, (id, names)| Box::pin(steps::journaled(tx, *id, names)))
+            .await
+    }
+
     async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
         self.run_quick(steps.to_vec(), |tx, steps| Box::pin(steps::save_steps(tx, steps))).await
     }

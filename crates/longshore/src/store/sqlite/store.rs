@@ -131,6 +131,11 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| steps::steps(tx, id)).await
     }
 
+    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
+        let names = names.to_vec();
+        self.engine.read(move |tx| steps::journaled(tx, id, &names)).await
+    }
+
     async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
         let steps = steps.to_vec();
         self.engine.write(move |tx| steps::save_steps(tx, &steps)).await

@@ -7,6 +7,7 @@ mod connections;
 mod events;
 mod explain;
 mod jobs;
+mod lease_steps;
 mod leases;
 mod operate;
 mod requests;
