@@ -239,6 +239,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "a step can run in a transaction of the user's",
     ),
     ("sqlite", "steps.rs", &["delete_progress"], "Postgres has a macro, a part of its statements"),
+    ("sqlite", "events.rs", &["oldest_kept"], "the host's clock; Postgres compares in its statements"),
     ("sqlite", "queues.rs", &["entry"], "Postgres joins the parts in one statement"),
     (
         "postgres",

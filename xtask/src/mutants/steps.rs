@@ -5,8 +5,10 @@ use super::Mutant;
 const API_STEPS: &str = "crates/longshore/src/api/leases/steps.rs";
 const POSTGRES_CHECK: &str = "crates/longshore/src/store/postgres/check.rs";
 const POSTGRES_EVENTS: &str = "crates/longshore/src/store/postgres/events.rs";
+const POSTGRES_FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
 const POSTGRES_STEPS: &str = "crates/longshore/src/store/postgres/steps.rs";
 const SQLITE_CHECK: &str = "crates/longshore/src/store/sqlite/check.rs";
+const SQLITE_EVENTS: &str = "crates/longshore/src/store/sqlite/events.rs";
 const SQLITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
 const SQLITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 const SQLITE_STEPS: &str = "crates/longshore/src/store/sqlite/steps.rs";
@@ -164,10 +166,34 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["steps::postgres_only::an_event_whose_job_is_locked_is_delivered_later"],
     },
     Mutant {
+        name: "postgres: replace an expired event that a woken job has to read",
+        file: POSTGRES_EVENTS,
+        anchor: "macro_rules! is_expired",
+        find: "where w.event = e.name\n                      and w.woken",
+        replace: "where false",
+        caught_by: &["steps::postgres::an_expired_event_that_a_woken_job_has_to_read_is_not_replaced"],
+    },
+    Mutant {
+        name: "postgres: find an expired event",
+        file: POSTGRES_EVENTS,
+        anchor: "const IS_ANY_EMITTED",
+        find: "and not ",
+        replace: "and true or ",
+        caught_by: &["steps::postgres::an_expired_event_counts_as_absent"],
+    },
+    Mutant {
+        name: "wake: do not notify of an event that was emitted in SQL",
+        file: POSTGRES_FUNCTIONS,
+        anchor: "-- Without a payload, so that many events",
+        find: "perform pg_notify('longshore.emit', '');",
+        replace: "",
+        caught_by: &["wake_paths::postgres_only::an_event_emitted_in_sql_starts_the_job_at_once"],
+    },
+    Mutant {
         name: "postgres: remove events that were not delivered",
         file: POSTGRES_EVENTS,
-        anchor: "const REMOVE_EVENTS",
-        find: "and not fresh",
+        anchor: "macro_rules! is_expired",
+        find: "and not e.fresh",
         replace: "",
         caught_by: &["steps::postgres::old_events_are_removed_and_undelivered_ones_are_kept"],
     },
@@ -229,5 +255,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "and s.woken = 0",
         replace: "",
         caught_by: &["corrupt::sqlite::a_repair_delivers_an_event_that_jobs_still_wait_for"],
+    },
+    Mutant {
+        name: "sqlite: replace an expired event that a woken job has to read",
+        file: SQLITE_EVENTS,
+        anchor: "macro_rules! is_expired",
+        find: "and waits.woken = 1",
+        replace: "and waits.woken = 2",
+        caught_by: &["steps::sqlite::an_expired_event_that_a_woken_job_has_to_read_is_not_replaced"],
     },
 ];

@@ -1,7 +1,5 @@
 //! Events: emitting them and waking the jobs that wait for them; the steps of a job.
 
-use std::time::Duration;
-
 use serde::Serialize;
 
 use super::Client;
@@ -11,8 +9,6 @@ use crate::job::JobId;
 use crate::lifecycle::When;
 use crate::store::{Emitted, EventRecord, Fenced, Journaled, MAX_EVENT, NewStep, StepRecord};
 
-/// How long events are kept.
-const EVENT_RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The maximum number of jobs per step of delivery, and of events per step of removal.
 const STEP: u32 = 1000;
 
@@ -88,7 +84,7 @@ impl Client {
     pub async fn remove_old_events(&self) -> Result<u64> {
         let mut removed = 0;
         loop {
-            let step = self.store.remove_events(EVENT_RETENTION, STEP).await?;
+            let step = self.store.remove_events(STEP).await?;
             removed += step;
             if step < STEP.into() {
                 return Ok(removed);

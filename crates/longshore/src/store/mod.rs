@@ -55,12 +55,14 @@ pub use crate::enqueue::EnqueuedBatch;
 pub use check::{CheckReport, Durability, Repair, StateTable};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
+#[cfg(feature = "sqlite")]
+pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventRecord, MAX_EVENT};
 pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
 pub use inspect::{Glance, ListFilter, Page, Payloads};
 pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
 pub use lease::{Fenced, Lease};
-pub use notices::{CancelNotices, Notice, Wakeups};
+pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
 pub use queues::{QueueChange, QueueRecord};
 pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
@@ -187,6 +189,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Subscribes to the notifications of cancels. Read [`cancels`](Store::cancels)
     /// once after subscribing: an earlier notification is not received.
     async fn subscribe_to_cancels(&self) -> Result<CancelNotices>;
+
+    /// Subscribes to the notifications of events that were emitted in SQL.
+    async fn subscribe_to_events(&self) -> Result<EventNotices>;
 
     // ---- claim ------------------------------------------------------------
 
@@ -327,7 +332,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     // ---- events -----------------------------------------------------------
 
     /// Stores an event, unless one with its name exists. Wakes nobody:
-    /// [`deliver`](Store::deliver) does.
+    /// [`deliver`](Store::deliver) does. An event that may be removed counts as absent, for all of
+    /// these operations: it was emitted more than 7 days ago, it is delivered, and no job that it
+    /// woke still has to read it.
     async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted>;
 
     /// Returns those of the named events that exist, the earliest first.
@@ -337,9 +344,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// others is delivered later.
     async fn deliver(&self, limit: u32) -> Result<Delivered>;
 
-    /// Removes up to `limit` events older than `age` that no job waits for or was woken by.
-    /// Returns how many.
-    async fn remove_events(&self, age: Duration, limit: u32) -> Result<u64>;
+    /// Removes up to `limit` events whose time has passed. Returns how many.
+    async fn remove_events(&self, limit: u32) -> Result<u64>;
 
     // ---- queues -----------------------------------------------------------
 

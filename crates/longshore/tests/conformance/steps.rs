@@ -44,6 +44,8 @@ cases! {
     a_retry_continues_after_a_failure_and_starts_over_after_a_success,
     deleting_a_job_deletes_its_journal_and_waits,
     old_events_are_removed_and_undelivered_ones_are_kept,
+    an_expired_event_counts_as_absent,
+    an_expired_event_that_a_woken_job_has_to_read_is_not_replaced,
     bad_events_are_refused,
     upkeep_delivers_events_that_nobody_delivered,
 }
@@ -51,6 +53,8 @@ cases! {
 cases! {
     only on postgres:
     an_event_emitted_in_sql_wakes_the_job_after_the_commit,
+    an_expired_event_can_be_emitted_again_in_sql,
+    the_events_of_one_sql_transaction_are_one_notification,
     an_event_whose_job_is_locked_is_delivered_later,
     an_emit_does_not_wait_long_for_an_open_transaction,
     a_step_in_a_transaction_commits_with_the_users_rows,
@@ -705,6 +709,40 @@ async fn old_events_are_removed_and_undelivered_ones_are_kept(fixture: Fixture) 
     assert!(fixture.event("undelivered").await.expect("event").is_some());
 }
 
+/// Upkeep removes expired events only once a minute.
+async fn an_expired_event_counts_as_absent(fixture: Fixture) {
+    fixture.emit("approved", &1).await.expect("emit");
+    fixture.advance(7 * DAY).await;
+    assert_eq!(fixture.emit("approved", &2).await.expect("emit"), Emitted::Repeated);
+    fixture.advance(SECOND).await;
+    assert!(fixture.event("approved").await.expect("event").is_none());
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", approval())).await;
+    assert_eq!(fixture.status(id).await, Status::Queued, "it waits for the next event");
+    assert_eq!(fixture.check().await.expect("check").problems, [""; 0]);
+    assert_eq!(fixture.emit("approved", &3).await.expect("emit"), Emitted::First);
+    drain(worker(&fixture).function("pay", approval())).await;
+    assert_eq!(fixture.get(id).await.expect("get").result.expect("result").get(), "3");
+    // A job that waits does not keep an expired event from being removed.
+    fixture.emit("b", &1).await.expect("emit");
+    fixture.advance(8 * DAY).await;
+    let id = suspended(&fixture, job("pay")).await;
+    assert_eq!(fixture.remove_old_events().await.expect("remove"), 1);
+    assert_eq!(fixture.emit("b", &2).await.expect("emit"), Emitted::First);
+    assert_eq!(fixture.get(id).await.expect("get").run_at, fixture.now().await);
+}
+
+async fn an_expired_event_that_a_woken_job_has_to_read_is_not_replaced(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", approval())).await;
+    fixture.emit("approved", &1).await.expect("emit");
+    // Nobody runs the job for a while.
+    fixture.advance(8 * DAY).await;
+    assert_eq!(fixture.emit("approved", &2).await.expect("emit"), Emitted::Repeated);
+    drain(worker(&fixture).function("pay", approval())).await;
+    assert_eq!(fixture.get(id).await.expect("get").result.expect("result").get(), "1");
+}
+
 async fn bad_events_are_refused(fixture: Fixture) {
     let large = "x".repeat(64 * 1024);
     for (name, payload, field) in
@@ -749,6 +787,38 @@ async fn an_event_emitted_in_sql_wakes_the_job_after_the_commit(fixture: Fixture
     let again: bool =
         sqlx::query_scalar("select emit('b', '8')").fetch_one(&mut connection).await.expect("emit");
     assert!(!again);
+}
+
+async fn an_expired_event_can_be_emitted_again_in_sql(fixture: Fixture) {
+    let mut connection = fixture.postgres().await;
+    let mut emit = async |payload: &str| -> bool {
+        let emit = sqlx::query_scalar("select emit('b', $1::text::json)").bind(payload.to_owned());
+        emit.fetch_one(&mut connection).await.expect("emit")
+    };
+    assert!(emit("1").await);
+    fixture.advance(8 * DAY).await;
+    assert!(!emit("2").await, "it was not delivered");
+    fixture.deliver_events().await.expect("deliver");
+    assert!(emit("3").await);
+    assert_eq!(fixture.event("b").await.expect("event").expect("exists").payload.get(), "3");
+}
+
+async fn the_events_of_one_sql_transaction_are_one_notification(fixture: Fixture) {
+    let mut notices = fixture.store().subscribe_to_events().await.expect("subscribe");
+    let mut connection = fixture.postgres().await;
+    let mut transaction = sqlx::Connection::begin(&mut connection).await.expect("begin");
+    for _ in 0..2 {
+        let emit = "select count(emit('event ' || n)) from generate_series(1, 500) as n";
+        sqlx::query(emit).execute(&mut *transaction).await.expect("emit");
+    }
+    transaction.commit().await.expect("commit");
+    tokio::time::timeout(20 * SECOND, notices.next()).await.expect("a notification");
+    // A notification of a later transaction comes after all of this one.
+    sqlx::query("select emit('last')").execute(&mut connection).await.expect("emit");
+    tokio::time::timeout(20 * SECOND, notices.next()).await.expect("a notification");
+    let more = std::pin::pin!(notices.next());
+    let polled = more.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    assert!(polled.is_pending(), "one notification per transaction");
 }
 
 async fn an_event_whose_job_is_locked_is_delivered_later(fixture: Fixture) {

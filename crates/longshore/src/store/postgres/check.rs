@@ -38,12 +38,14 @@ macro_rules! journal_without_job {
     };
 }
 
-/// A wait, `s`, for an event, `e`, that counts as delivered. The job waits on.
+/// A wait, `s`, for an event, `e`, that counts as delivered. The job waits on. An event whose time
+/// has passed counts as absent.
 macro_rules! missed_delivery {
     () => {
         "s.event = e.name
             and not s.woken
             and not e.fresh
+            and e.emitted_at >= longshore.clock() - interval '7 days'
             and exists (select 1 from longshore.ready w where w.id = s.job and w.lease_no = s.lease_no)"
     };
 }

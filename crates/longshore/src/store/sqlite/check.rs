@@ -4,6 +4,7 @@
 
 use rusqlite::params;
 
+use super::events::oldest_kept;
 use super::retain::delete_rows;
 use super::settle::tally;
 use super::tx::{Columns, Sql, Tx};
@@ -38,12 +39,14 @@ macro_rules! journal_without_job {
     };
 }
 
-/// A wait, `s`, for an event, `e`, that counts as delivered. The job waits on.
+/// A wait, `s`, for an event, `e`, that counts as delivered. The job waits on. An event that is
+/// older than `?2` counts as absent.
 macro_rules! missed_delivery {
     () => {
         "s.event = e.name
             and s.woken = 0
             and e.fresh = 0
+            and e.emitted_at >= ?2
             and exists (select 1 from ready w where w.id = s.job and w.lease_no = s.lease_no)"
     };
 }
@@ -193,7 +196,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             row.get::<_, i32>(2)?
         ))
     })?);
-    problems.extend(tx.rows(MISSED_DELIVERIES, [MAX_PROBLEMS], |row| {
+    problems.extend(tx.rows(MISSED_DELIVERIES, params![MAX_PROBLEMS, oldest_kept(tx)?], |row| {
         Ok(format!(
             "job {} waits for event `{}`, which counts as delivered",
             row.job(0)?,
@@ -300,7 +303,9 @@ pub(super) fn repairs(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
         tx.rows(FREE_KEY, [MAX_REPAIRS], |row| Ok(Repair::FreeKey { key: row.get(0)?, job: row.job(1)? }))?,
     );
     repairs.extend(jobs(WITHOUT_JOB)?.into_iter().map(|job| Repair::DropJournal { job }));
-    repairs.extend(tx.rows(MISSED, [MAX_REPAIRS], |row| Ok(Repair::Redeliver { event: row.get(0)? }))?);
+    repairs.extend(tx.rows(MISSED, params![MAX_REPAIRS, oldest_kept(tx)?], |row| {
+        Ok(Repair::Redeliver { event: row.get(0)? })
+    })?);
     repairs.extend(miscounted(tx)?);
     Ok(repairs)
 }
@@ -348,7 +353,9 @@ pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
             let id = job.0.as_bytes();
             return Ok(tx.execute(DROP_STEPS, [id])? + tx.execute(DROP_WAITS, [id])? > 0);
         }
-        Repair::Redeliver { event } => return Ok(tx.execute(REDELIVER, [event])? > 0),
+        Repair::Redeliver { event } => {
+            return Ok(tx.execute(REDELIVER, params![event, oldest_kept(tx)?])? > 0);
+        }
         Repair::CorrectTally { queue, kind, outcome, .. } => {
             return correct_tally(tx, queue, kind, *outcome);
         }

@@ -79,6 +79,10 @@ impl Store for SqliteStore {
         Ok(self.engine.subscribe(NoticeSender::cancels))
     }
 
+    async fn subscribe_to_events(&self) -> Result<EventNotices> {
+        Ok(EventNotices::NEVER)
+    }
+
     // ---- claim ------------------------------------------------------------
 
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
@@ -238,8 +242,8 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| events::deliver(tx, limit)).await
     }
 
-    async fn remove_events(&self, age: Duration, limit: u32) -> Result<u64> {
-        self.engine.write(move |tx| events::remove_events(tx, age, limit)).await
+    async fn remove_events(&self, limit: u32) -> Result<u64> {
+        self.engine.write(move |tx| events::remove_events(tx, limit)).await
     }
 
     // ---- queues -----------------------------------------------------------
