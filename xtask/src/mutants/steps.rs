@@ -104,8 +104,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "api: do not store what ended a wait",
         file: API_STEPS,
         anchor: "let waits = checked_waits(body.waits)?;",
-        find: "if !is_stored {",
-        replace: "if !is_stored && false {",
+        find: "over.push(NewStep { lease, name: name.clone(), value: encode(&winner)? });",
+        replace: "",
         caught_by: &["http::lease_steps::sqlite::a_job_of_an_http_worker_waits_for_the_first_event"],
     },
     // ---- Postgres ----------------------------------------------------------------

@@ -32,6 +32,10 @@ impl Client {
         check_name("name", name)?;
         check_json("payload", payload.get(), MAX_EVENT)?;
         let emitted = self.store.emit(name, &payload).await?;
+        #[cfg(any(feature = "api", feature = "worker"))]
+        if emitted == Emitted::First {
+            crate::job_metrics::count_emitted_event();
+        }
         // The event is stored. If this fails, the workers deliver it within a second.
         if let Err(error) = self.deliver_events().await {
             tracing::debug!(%error, event = name, "could not deliver the event now");
@@ -73,6 +77,8 @@ impl Client {
         loop {
             let delivered = self.store.deliver(STEP).await?;
             woken += delivered.queues.len();
+            #[cfg(any(feature = "api", feature = "worker"))]
+            crate::job_metrics::count_delivered_events(delivered.queues.len());
             self.notifier.notify(delivered.queues.iter().map(|queue| (queue.as_str(), When::NOW)));
             if !delivered.more {
                 return Ok(woken);

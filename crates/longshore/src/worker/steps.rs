@@ -15,6 +15,7 @@ use super::context::Context;
 use super::handler::{Failure, without_values};
 use super::journal::Active;
 use crate::enqueue::{check_json, check_name};
+use crate::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
 use crate::retry::MAX_DELAY;
 use crate::store::{MAX_STEP_VALUE, NewStep, PendingWait, StepState};
 #[cfg(feature = "postgres")]
@@ -126,6 +127,7 @@ impl<S: Send + Sync> Context<S> {
             Err(error) => return Err(error.into()),
         }
         self.journal().mark_progress();
+        count_stored_steps(1);
         Ok(value)
     }
 
@@ -139,7 +141,10 @@ impl<S: Send + Sync> Context<S> {
     /// The value of a step that an earlier attempt has stored.
     async fn done_before(&self, name: &str) -> Result<Option<Box<RawValue>>, Failure> {
         match self.journaled("step", name, name).await? {
-            Some(StepState::Done(value)) => Ok(Some(value)),
+            Some(StepState::Done(value)) => {
+                count_replayed_step();
+                Ok(Some(value))
+            }
             Some(StepState::Waiting { .. }) => Err(Failure::permanent(format!(
                 "step `{name}`: an earlier version of this job waited under this name; use another name"
             ))),
@@ -207,7 +212,10 @@ impl<S: Send + Sync> Context<S> {
         check_waits(what, name, waits)?;
         let active = self.journal().suspension.activate();
         let earlier = match self.journaled(what, name, step).await? {
-            Some(StepState::Done(winner)) => return first(decode(name, &winner)?, name, waits),
+            Some(StepState::Done(winner)) => {
+                count_replayed_step();
+                return first(decode(name, &winner)?, name, waits);
+            }
             Some(StepState::Waiting { until }) => until,
             None => None,
         };
@@ -218,6 +226,9 @@ impl<S: Send + Sync> Context<S> {
             WaitState::Open { until } => return self.suspend(active, name, step, until, names).await,
         };
         self.save_step(step, encode(name, &winner)?).await?;
+        if winner.event.is_none() && !names.is_empty() {
+            count_timed_out_wait();
+        }
         first(winner, name, waits)
     }
 
@@ -256,7 +267,9 @@ impl<S: Send + Sync> Context<S> {
         self.journal().check_size(name, &value)?;
         let step = NewStep { lease: self.job().lease(), name: name.to_owned(), value };
         let fenced = self.journal().save(self.client(), step).await?;
-        Ok(self.check_fence(fenced)?)
+        self.check_fence(fenced)?;
+        count_stored_steps(1);
+        Ok(())
     }
 }
 

@@ -17,6 +17,7 @@ use crate::api::extract::{Body, duration, objects};
 use crate::api::problem::ProblemBody;
 use crate::api::steps::StepBody;
 use crate::enqueue::{check_json, check_name};
+use crate::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
 use crate::store::{
     Fenced, Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState, check_journal,
 };
@@ -149,7 +150,15 @@ async fn store(server: &Server, journal: &Journaled, steps: &[NewStep]) -> ApiRe
     }
     check_journal(count, bytes).map_err(|why| Problem::validation(format!("steps: {why}")))?;
     let results = server.client.save_steps(steps).await?;
-    Ok(if results.contains(&Fenced::LeaseLost) { Fenced::LeaseLost } else { Fenced::Held })
+    if results.contains(&Fenced::LeaseLost) {
+        return Ok(Fenced::LeaseLost);
+    }
+    // A repetition stores nothing.
+    let is_done = |name: &str| {
+        journal.named.iter().any(|stored| stored.name == name && matches!(stored.state, StepState::Done(_)))
+    };
+    count_stored_steps(steps.iter().filter(|step| !is_done(&step.name)).count());
+    Ok(Fenced::Held)
 }
 
 /// The job whose journal is read.
@@ -276,6 +285,12 @@ pub(in crate::api) struct DoneWait {
     payload: Option<Box<RawValue>>,
 }
 
+impl DoneWait {
+    fn new(name: String, winner: Winner) -> Self {
+        DoneWait { name, event: winner.event.clone(), payload: winner.into_payload() }
+    }
+}
+
 /// Waits for a time or an event without a worker.
 ///
 /// If one of the waits is over already, the worker keeps the job. Otherwise the job is suspended: its
@@ -318,23 +333,22 @@ pub(in crate::api) async fn wait(
         return Ok(Json(ended_before(&lease, &journal)));
     }
     let (mut done, mut over, mut open) = (Vec::new(), Vec::new(), Vec::new());
+    let mut timed_out = 0;
     for (i, wait) in waits.into_iter().enumerate() {
-        let stored = journal.named.iter().find(|stored| stored.name == wait.name);
-        match stand_of(&server, &wait, stored)
-            .await
-            .map_err(|problem| problem.at(format_args!("waits[{i}]")))?
-        {
-            (WaitState::Over(winner), is_stored) => {
-                if !is_stored {
-                    over.push(NewStep { lease, name: wait.name.clone(), value: encode(&winner)? });
-                }
-                done.push(DoneWait {
-                    name: wait.name,
-                    event: winner.event.clone(),
-                    payload: winner.into_payload(),
-                });
+        let CheckedWait { name, events, .. } = &wait;
+        let stored = journal.named.iter().find(|stored| stored.name == *name);
+        let stand = stand_of(&server, &wait, stored).await;
+        match stand.map_err(|problem| problem.at(format_args!("waits[{i}]")))? {
+            Stand::Stored(winner) => {
+                count_replayed_step();
+                done.push(DoneWait::new(wait.name, winner));
             }
-            (WaitState::Open { until }, _) => {
+            Stand::Now(WaitState::Over(winner)) => {
+                timed_out += usize::from(winner.event.is_none() && !events.is_empty());
+                over.push(NewStep { lease, name: name.clone(), value: encode(&winner)? });
+                done.push(DoneWait::new(wait.name, winner));
+            }
+            Stand::Now(WaitState::Open { until }) => {
                 open.push(PendingWait { step: wait.name, until, events: wait.events });
             }
         }
@@ -346,7 +360,10 @@ pub(in crate::api) async fn wait(
         return Ok(Json(WaitResponse { status, done }));
     }
     match store(&server, &journal, &over).await? {
-        Fenced::Held => Ok(Json(WaitResponse { status: WaitStatus::Continue, done })),
+        Fenced::Held => {
+            (0..timed_out).for_each(|_| count_timed_out_wait());
+            Ok(Json(WaitResponse { status: WaitStatus::Continue, done }))
+        }
         Fenced::LeaseLost => Ok(Json(WaitResponse { status: WaitStatus::LeaseLost, done: Vec::new() })),
     }
 }
@@ -383,24 +400,26 @@ fn checked_waits(bodies: Vec<WaitBody>) -> ApiResult<Vec<CheckedWait>> {
     checked.map(|(i, body)| check(body).map_err(|problem| problem.at(format_args!("waits[{i}]")))).collect()
 }
 
-/// How a wait stands, and whether that is stored already.
-async fn stand_of(
-    server: &Server,
-    wait: &CheckedWait,
-    stored: Option<&StepRecord>,
-) -> ApiResult<(WaitState, bool)> {
+/// How a wait stands.
+enum Stand {
+    /// This ended it, and is stored.
+    Stored(Winner),
+    Now(WaitState),
+}
+
+async fn stand_of(server: &Server, wait: &CheckedWait, stored: Option<&StepRecord>) -> ApiResult<Stand> {
     let earlier = match stored.map(|stored| &stored.state) {
         Some(StepState::Done(value)) => {
-            let winner: Winner = serde_json::from_str(value.get()).map_err(|_| {
+            let winner = serde_json::from_str(value.get()).map_err(|_| {
                 let name = &wait.name;
                 Problem::new(Slug::Conflict, format!("name: `{name}` is the name of a step; use another one"))
             })?;
-            return Ok((WaitState::Over(winner), true));
+            return Ok(Stand::Stored(winner));
         }
         Some(StepState::Waiting { until }) => *until,
         None => None,
     };
-    Ok((server.client.wait_state(&wait.events, wait.time, earlier).await?, false))
+    Ok(Stand::Now(server.client.wait_state(&wait.events, wait.time, earlier).await?))
 }
 
 /// The response for a lease that has ended: an earlier call may have suspended it, and its response
