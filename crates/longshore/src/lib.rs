@@ -158,6 +158,10 @@ mod documents {
     struct CronGuide;
     #[doc = include_str!("../../../docs/guides/durable-steps.md")]
     struct DurableStepsGuide;
+    #[doc = include_str!("../../../docs/guides/waiting.md")]
+    struct WaitingGuide;
+    #[doc = include_str!("../../../docs/guides/recipes.md")]
+    struct RecipesGuide;
     #[cfg(feature = "builtin")]
     #[doc = include_str!("../../../docs/guides/builtin-kinds.md")]
     struct BuiltinKindsGuide;
