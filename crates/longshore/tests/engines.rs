@@ -20,6 +20,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("postgres", "listen.rs", "LISTEN and NOTIFY; SQLite watches data_version in engine.rs"),
     ("postgres", "pool.rs", "connections to a server"),
     ("postgres", "run.rs", "deadlines and retries; SQLite runs operations on its threads, in engine.rs"),
+    ("postgres", "step_in.rs", "steps in a transaction of the user's"),
     ("sqlite", "engine.rs", "one writing thread and a few readers"),
     ("sqlite", "tests.rs", "tests of internals: shared commits, file locks"),
 ];
@@ -231,12 +232,6 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "operate.rs",
         &["wake", "as_ready", "leave_ready", "is_still_finished", "leave_finished"],
         "several short statements; Postgres has one per command",
-    ),
-    (
-        "postgres",
-        "steps.rs",
-        &["step_connection", "begin", "release", "connection", "commit"],
-        "a step can run in a transaction of the user's",
     ),
     ("sqlite", "steps.rs", &["delete_progress"], "Postgres has a macro, a part of its statements"),
     ("sqlite", "events.rs", &["oldest_kept"], "the host's clock; Postgres compares in its statements"),

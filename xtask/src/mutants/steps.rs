@@ -6,6 +6,7 @@ const API_STEPS: &str = "crates/longshore/src/api/leases/steps.rs";
 const POSTGRES_CHECK: &str = "crates/longshore/src/store/postgres/check.rs";
 const POSTGRES_EVENTS: &str = "crates/longshore/src/store/postgres/events.rs";
 const POSTGRES_FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
+const POSTGRES_STEP_IN: &str = "crates/longshore/src/store/postgres/step_in.rs";
 const POSTGRES_STEPS: &str = "crates/longshore/src/store/postgres/steps.rs";
 const SQLITE_CHECK: &str = "crates/longshore/src/store/sqlite/check.rs";
 const SQLITE_EVENTS: &str = "crates/longshore/src/store/sqlite/events.rs";
@@ -176,9 +177,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "postgres: find an expired event",
         file: POSTGRES_EVENTS,
-        anchor: "const IS_ANY_EMITTED",
+        anchor: "const EVENTS",
         find: "and not ",
-        replace: "and true or ",
+        replace: "and true or not ",
         caught_by: &["steps::postgres::an_expired_event_counts_as_absent"],
     },
     Mutant {
@@ -199,7 +200,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: run a step in a transaction under a lost lease",
-        file: POSTGRES_STEPS,
+        file: POSTGRES_STEP_IN,
         anchor: "impl StepConnection",
         find: "(held == Fenced::Held).then_some",
         replace: "(held == held).then_some",

@@ -306,8 +306,11 @@ async fn steps_of_http_workers_are_counted(fixture: Fixture) {
     let wait = json!({ "name": "approval", "events": ["approved"], "within_seconds": 1 });
     call(&leased, "/leases/wait", "waits", wait.clone()).await;
     fixture.advance(SECOND).await;
-    leased =
-        http.post("/leases", &json!({ "worker_id": leased["worker_id"] })).await.expect_status(200).json();
+    leased = http
+        .post("/leases", &json!({ "worker_id": leased["worker_id"], "wait_seconds": 20 }))
+        .await
+        .expect_status(200)
+        .json();
     for _ in 0..2 {
         call(&leased, "/leases/wait", "waits", wait.clone()).await;
     }

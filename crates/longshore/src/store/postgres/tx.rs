@@ -15,6 +15,7 @@ const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '5s'
 
 /// As [`BEGIN`], for a transaction in which the user's code runs. It may wait for something else
 /// between two statements, but not for long: the lease is locked meanwhile.
+#[cfg(feature = "worker")]
 const BEGIN_STEP: &str = "begin; set local idle_in_transaction_session_timeout = '60s'";
 
 /// One snapshot for several statements. They read the first few rows of an index. Without
@@ -67,6 +68,7 @@ impl<'c> Tx<'c> {
     }
 
     /// Begins a transaction in which the user's code runs.
+    #[cfg(feature = "worker")]
     pub(super) async fn begin_step(self) -> Sql<Transaction<'c>> {
         Ok(Transaction { store: self.store, inner: self.connection.begin_with(BEGIN_STEP).await? })
     }

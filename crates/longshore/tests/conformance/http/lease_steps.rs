@@ -40,9 +40,13 @@ impl Holder {
         Holder { worker: worker(&leased), lease: held(&leased), http }
     }
 
-    /// Leases the same job again.
+    /// Leases the same job again. The first look may start behind it.
     async fn lease_again(&mut self) {
-        let leased = self.http.post("/leases", &json!({ "worker_id": self.worker })).await.expect_status(200);
+        let leased = self
+            .http
+            .post("/leases", &json!({ "worker_id": self.worker, "wait_seconds": 20 }))
+            .await
+            .expect_status(200);
         self.lease = held(&leased);
     }
 
