@@ -11,6 +11,11 @@ pub(crate) const STARTED: &str = "worker_jobs_started_total";
 pub(crate) const COMPLETED: &str = "worker_jobs_completed_total";
 const RECOVERED: &str = "longshore_recovered_jobs_total";
 pub(crate) const DURATION: &str = "worker_job_duration_seconds";
+const STEPS_STORED: &str = "longshore_steps_stored_total";
+const STEPS_REPLAYED: &str = "longshore_steps_replayed_total";
+const WAITS_TIMED_OUT: &str = "longshore_waits_timed_out_total";
+const EVENTS_EMITTED: &str = "longshore_events_emitted_total";
+const EVENTS_DELIVERED: &str = "longshore_events_delivered_total";
 
 /// The values of the label `outcome`.
 pub(crate) const OUTCOMES: [&str; 9] = [
@@ -51,6 +56,31 @@ pub(crate) fn count_recovered(kind: &str, leave: &Leave) {
     }
 }
 
+/// Counts steps that this process stored.
+pub(crate) fn count_stored_steps(steps: usize) {
+    counter!(STEPS_STORED).increment(steps as u64);
+}
+
+/// Counts a step that is not repeated, because an earlier attempt has stored it.
+pub(crate) fn count_replayed_step() {
+    counter!(STEPS_REPLAYED).increment(1);
+}
+
+/// Counts a wait for events that ended at its deadline.
+pub(crate) fn count_timed_out_wait() {
+    counter!(WAITS_TIMED_OUT).increment(1);
+}
+
+/// Counts an event that this process emitted.
+pub(crate) fn count_emitted_event() {
+    counter!(EVENTS_EMITTED).increment(1);
+}
+
+/// Counts the jobs that events woke.
+pub(crate) fn count_delivered_events(jobs: usize) {
+    counter!(EVENTS_DELIVERED).increment(jobs as u64);
+}
+
 /// Creates the counters of a kind at zero, for every outcome. A counter that appeared with its
 /// first event would hide that event from rates, and so from alerts.
 pub(crate) fn register_kind(kind: &str) {
@@ -66,7 +96,17 @@ pub(crate) fn describe() {
     describe_counter!(COMPLETED, "Attempts completed, by kind and outcome.");
     describe_histogram!(DURATION, Unit::Seconds, "Duration of attempts, by kind and outcome.");
     describe_counter!(RECOVERED, "Jobs recovered from dead workers and hung handlers.");
-    counter!(RECOVERED).increment(0);
+    describe_counter!(STEPS_STORED, "Durable steps stored.");
+    describe_counter!(
+        STEPS_REPLAYED,
+        "Durable steps not repeated, because an earlier attempt had stored them."
+    );
+    describe_counter!(WAITS_TIMED_OUT, "Waits for events that ended at their deadline.");
+    describe_counter!(EVENTS_EMITTED, "Events emitted by this process.");
+    describe_counter!(EVENTS_DELIVERED, "Jobs woken by events.");
+    for name in [RECOVERED, STEPS_STORED, STEPS_REPLAYED, WAITS_TIMED_OUT, EVENTS_EMITTED, EVENTS_DELIVERED] {
+        counter!(name).increment(0);
+    }
     describe_histogram!("longshore_claim_seconds", Unit::Seconds, "Duration of claims.");
     describe_histogram!("longshore_claim_batch_jobs", Unit::Count, "Jobs per claim.");
     describe_histogram!("longshore_settle_seconds", Unit::Seconds, "Duration of settles.");

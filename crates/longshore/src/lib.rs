@@ -101,6 +101,8 @@ mod trace;
 #[path = "trace/none.rs"]
 mod trace;
 mod turns;
+#[cfg(any(feature = "api", feature = "worker"))]
+mod waits;
 mod wake;
 #[cfg(feature = "worker")]
 pub mod worker;
@@ -160,6 +162,10 @@ mod documents {
     struct LimitsGuide;
     #[doc = include_str!("../../../docs/guides/durable-steps.md")]
     struct DurableStepsGuide;
+    #[doc = include_str!("../../../docs/guides/waiting.md")]
+    struct WaitingGuide;
+    #[doc = include_str!("../../../docs/guides/recipes.md")]
+    struct RecipesGuide;
     #[cfg(feature = "builtin")]
     #[doc = include_str!("../../../docs/guides/builtin-kinds.md")]
     struct BuiltinKindsGuide;

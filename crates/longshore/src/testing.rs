@@ -48,8 +48,9 @@ use chrono::{DateTime, TimeZone, Utc};
 
 use crate::client::Client;
 use crate::enqueue::NewJob;
-use crate::job::{JobRecord, Status};
-use crate::store::ListFilter;
+use crate::job::{JobId, JobRecord, Status};
+use crate::lifecycle::FAR_FUTURE;
+use crate::store::{ListFilter, StepRecord, StepState};
 use crate::worker::{Builder, Job, Summary};
 
 /// A queue for one test. It dereferences to a [`Client`]. Its own methods panic on errors, because
@@ -125,11 +126,13 @@ impl Queue {
 
     /// Moves the stopped clock forward.
     pub async fn advance(&self, by: Duration) {
+        self.set_clock(self.stopped_at() + by).await;
+    }
+
+    /// The time at which the clock is stopped.
+    fn stopped_at(&self) -> DateTime<Utc> {
         let now = *self.now.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let Some(now) = now else {
-            panic!("the queue uses the real clock; call `stop_clock` first to advance it")
-        };
-        self.set_clock(now + by).await;
+        now.unwrap_or_else(|| panic!("the queue uses the real clock; call `stop_clock` first to advance it"))
     }
 
     /// Returns the waiting jobs of this type, oldest first.
@@ -161,6 +164,101 @@ impl Queue {
         let id = self.client.enqueue(job).await.unwrap_or_else(|error| fail("enqueue", &error)).id;
         self.drain(worker).await;
         self.client.get(id).await.unwrap_or_else(|error| fail("read the job", &error))
+    }
+
+    /// Enqueues one job and runs it to its end on the stopped clock, and returns its record. Sleeps,
+    /// deadlines and the delays of retries pass at once: the clock moves to the time at which the
+    /// job is due next. Other jobs that are due by then run too.
+    ///
+    /// A job that waits for an event without a deadline cannot go on. Its record is returned; emit
+    /// the event, then call [`continue_to_end`](Self::continue_to_end).
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")] {
+    /// use std::time::Duration;
+    /// use longshore::testing::Queue;
+    /// use longshore::{Context, Failure, NewJob, Status, Worker};
+    /// use serde_json::json;
+    ///
+    /// async fn order(number: u32, ctx: Context) -> Result<(), Failure> {
+    ///     let charge: String = ctx.step("charge", || async { Ok(format!("charge-{number}")) }).await?;
+    ///     let _: () = ctx.event(&format!("approved:{number}")).await?;
+    ///     ctx.sleep("cool-down", Duration::from_secs(3 * 24 * 60 * 60)).await?;
+    ///     ctx.step("ship", || async { Ok(format!("paid by {charge}")) }).await.map(drop)
+    /// }
+    ///
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let queue = Queue::with_stopped_clock().await;
+    /// let worker = |client| Worker::builder(client).function("order", order);
+    ///
+    /// let job = queue.run_to_end(worker, NewJob::new("order", &7)).await;
+    /// queue.assert_steps(job.id, json!({ "charge": "charge-7" })).await;
+    /// queue.assert_waiting(job.id, "approved:7").await;
+    ///
+    /// queue.emit("approved:7", &()).await?;
+    /// let job = queue.continue_to_end(worker, job.id).await;
+    /// assert_eq!(job.status, Status::Succeeded);
+    /// queue.assert_steps(job.id, json!({ "ship": "paid by charge-7" })).await;
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// # }
+    /// ```
+    pub async fn run_to_end(&self, worker: impl Fn(Client) -> Builder, job: impl Into<NewJob>) -> JobRecord {
+        let id = self.client.enqueue(job).await.unwrap_or_else(|error| fail("enqueue", &error)).id;
+        self.continue_to_end(worker, id).await
+    }
+
+    /// As [`run_to_end`](Self::run_to_end), for a job that exists.
+    pub async fn continue_to_end(&self, worker: impl Fn(Client) -> Builder, id: JobId) -> JobRecord {
+        loop {
+            let now = self.stopped_at();
+            self.drain(&worker).await;
+            let job = self.client.get(id).await.unwrap_or_else(|error| fail("read the job", &error));
+            let is_waiting = matches!(job.status, Status::Queued | Status::Retrying);
+            // A job that is due but did not run never will: its kind or queue is not the worker's, or
+            // the queue is paused.
+            if !is_waiting || job.run_at <= now || job.run_at >= FAR_FUTURE {
+                return job;
+            }
+            self.set_clock(job.run_at).await;
+        }
+    }
+
+    /// Panics unless these steps of the job are stored with these values. `expected` is an object:
+    /// the names of the steps and their values. The job may have other steps.
+    pub async fn assert_steps(&self, id: JobId, expected: serde_json::Value) {
+        let stored = self.stored_steps(id).await;
+        let done: serde_json::Map<String, serde_json::Value> = stored
+            .iter()
+            .filter_map(|step| match &step.state {
+                StepState::Done(value) => Some((step.name.clone(), parse(value))),
+                StepState::Waiting { .. } => None,
+            })
+            .collect();
+        let Some(expected) = expected.as_object() else { panic!("expected an object of steps: {expected}") };
+        for (name, value) in expected {
+            assert!(
+                done.get(name) == Some(value),
+                "job {id}: step `{name}` is not stored with the value {value}; the stored steps are: {}",
+                serde_json::Value::Object(done)
+            );
+        }
+    }
+
+    /// Panics unless the job waits under this name: the name of a sleep, of an event, or of
+    /// [`Context::any`](crate::Context::any).
+    pub async fn assert_waiting(&self, id: JobId, name: &str) {
+        let stored = self.stored_steps(id).await;
+        let waiting: Vec<&str> = stored
+            .iter()
+            .filter(|step| matches!(step.state, StepState::Waiting { .. }))
+            .map(|step| step.name.strip_prefix("event:").unwrap_or(&step.name))
+            .collect();
+        assert!(waiting.contains(&name), "job {id}: it does not wait for `{name}`, but for: {waiting:?}");
+    }
+
+    async fn stored_steps(&self, id: JobId) -> Vec<StepRecord> {
+        self.client.steps(id).await.unwrap_or_else(|error| fail("read the steps", &error))
     }
 
     /// Runs all due jobs until none is left.
@@ -232,6 +330,10 @@ fn decode<J: Job>(job: &JobRecord) -> J {
     serde_json::from_str(job.payload.get()).unwrap_or_else(|error| {
         panic!("job {}: its payload is not a `{}`: {error}: {}", job.id, J::KIND, job.payload.get())
     })
+}
+
+fn parse(value: &serde_json::value::RawValue) -> serde_json::Value {
+    serde_json::from_str(value.get()).unwrap_or_default()
 }
 
 fn fail(action: &str, error: &crate::Error) -> ! {

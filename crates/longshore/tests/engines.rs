@@ -20,6 +20,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("postgres", "listen.rs", "LISTEN and NOTIFY; SQLite watches data_version in engine.rs"),
     ("postgres", "pool.rs", "connections to a server"),
     ("postgres", "run.rs", "deadlines and retries; SQLite runs operations on its threads, in engine.rs"),
+    ("postgres", "step_in.rs", "steps in a transaction of the user's"),
     ("sqlite", "engine.rs", "one writing thread and a few readers"),
     ("sqlite", "tests.rs", "tests of internals: shared commits, file locks"),
 ];
@@ -41,6 +42,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "fill",
             "limit_lock_waits",
             "begin",
+            "begin_step",
             "begin_snapshot",
             "tx",
             "commit",
@@ -263,6 +265,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         &["add_turn", "add_turn_of_freed"],
         "Postgres has macros, parts of its statements",
     ),
+    ("sqlite", "events.rs", &["oldest_kept"], "the host's clock; Postgres compares in its statements"),
     ("sqlite", "queues.rs", &["entry"], "Postgres joins the parts in one statement"),
     (
         "postgres",

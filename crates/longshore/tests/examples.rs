@@ -1,9 +1,16 @@
 //! Runs every example as a program. Each example asserts what it shows. Building the tests
 //! builds the examples.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 
 fn example(name: &str) -> Command {
     let mut program = std::env::current_exe().expect("current_exe");
@@ -22,7 +29,7 @@ fn run_example(name: &str) {
 /// Makes a test for each example.
 macro_rules! examples {
     ($($example:ident),+ $(,)?) => {
-        const LISTED: &[&str] = &["order", $(stringify!($example)),+];
+        const LISTED: &[&str] = &["incoming_webhook", "order", $(stringify!($example)),+];
         $(#[test]
         fn $example() {
             run_example(stringify!($example));
@@ -54,6 +61,75 @@ fn every_example_is_listed() {
     listed.sort_unstable();
     found.sort();
     assert_eq!(found, listed);
+}
+
+/// A running `incoming_webhook`. It is killed when it is dropped.
+struct WebhookServer {
+    program: Child,
+    address: String,
+}
+
+impl WebhookServer {
+    const KEY: [u8; 32] = [7; 32];
+
+    fn start() -> (Self, impl Iterator<Item = String>) {
+        let secret = format!("whsec_{}", BASE64_STANDARD.encode(Self::KEY));
+        let mut program = example("incoming_webhook")
+            .env("WEBHOOK_SECRET", secret)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start");
+        let mut lines = BufReader::new(program.stdout.take().expect("stdout")).lines().map_while(Result::ok);
+        let address = lines.next().expect("an address");
+        (WebhookServer { program, address }, lines)
+    }
+
+    /// Sends a payment that was signed this many seconds ago. Returns the status.
+    fn pay(&self, cents: u32, age: u64, key: [u8; 32]) -> String {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time").as_secs();
+        let (sent, body) = (now - age, format!(r#"{{"order":42,"cents":{cents}}}"#));
+        let mac = Hmac::<Sha256>::new_from_slice(&key).expect("a key");
+        let mac = mac.chain_update(format!("msg_1.{sent}.{body}")).finalize().into_bytes();
+        let signature = format!("v1,bm90IHRoaXMgb25l v1,{}", BASE64_STANDARD.encode(mac));
+        self.send(
+            &body,
+            &format!("webhook-id: msg_1\r\nwebhook-timestamp: {sent}\r\nwebhook-signature: {signature}\r\n"),
+        )
+    }
+
+    fn send(&self, body: &str, headers: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).expect("connect");
+        let length = body.len();
+        let request = format!(
+            "POST /payments HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).expect("send");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).expect("receive");
+        response.split(' ').nth(1).expect("a status").to_owned()
+    }
+}
+
+impl Drop for WebhookServer {
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+#[test]
+fn an_incoming_webhook_continues_the_job_once() {
+    let (server, mut lines) = WebhookServer::start();
+    let key = WebhookServer::KEY;
+    assert_eq!(server.send(r#"{"order":42,"cents":1}"#, ""), "401", "without a signature");
+    assert_eq!(server.pay(2, 0, [8; 32]), "401", "forged");
+    assert_eq!(server.pay(3, 301, key), "401", "old");
+    assert_eq!(server.pay(4, 10, key), "204", "good");
+    assert_eq!(lines.next().as_deref(), Some("order 42 is paid with 4 cents"));
+    assert_eq!(server.pay(4, 10, key), "204", "repeated");
+    assert_eq!(server.pay(5, 0, key), "204", "the first event wins");
+    drop(server);
+    assert_eq!(lines.next(), None, "the order is shipped once");
 }
 
 /// The requests of the example `order`: one charge, ten parcels, one notification.

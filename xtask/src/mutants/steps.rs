@@ -2,11 +2,18 @@
 
 use super::Mutant;
 
+const API_STEPS: &str = "crates/longshore/src/api/leases/steps.rs";
+const POSTGRES_CHECK: &str = "crates/longshore/src/store/postgres/check.rs";
 const POSTGRES_EVENTS: &str = "crates/longshore/src/store/postgres/events.rs";
+const POSTGRES_FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
+const POSTGRES_STEP_IN: &str = "crates/longshore/src/store/postgres/step_in.rs";
 const POSTGRES_STEPS: &str = "crates/longshore/src/store/postgres/steps.rs";
+const SQLITE_CHECK: &str = "crates/longshore/src/store/sqlite/check.rs";
+const SQLITE_EVENTS: &str = "crates/longshore/src/store/sqlite/events.rs";
 const SQLITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
 const SQLITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 const SQLITE_STEPS: &str = "crates/longshore/src/store/sqlite/steps.rs";
+const WAITS: &str = "crates/longshore/src/waits.rs";
 const WORKER_CONTEXT: &str = "crates/longshore/src/worker/context.rs";
 const WORKER_JOURNAL: &str = "crates/longshore/src/worker/journal.rs";
 const WORKER_STEPS: &str = "crates/longshore/src/worker/steps.rs";
@@ -47,27 +54,60 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "worker: keep the deadline of a wait that has none any longer",
-        file: WORKER_STEPS,
-        anchor: "async fn wait(",
-        find: "shortest_sleep(waits).map(|(_, time)| earlier.unwrap_or(now + time))",
-        replace: "earlier.or(shortest_sleep(waits).map(|(_, time)| now + time))",
+        file: WAITS,
+        anchor: "fn decide(",
+        find: "time.map(|time| earlier.unwrap_or(now + time))",
+        replace: "earlier.or(time.map(|time| now + time))",
         caught_by: &["steps::sqlite::a_deadline_can_be_added_and_removed_while_jobs_wait"],
     },
     Mutant {
         name: "worker: accept an event that came after the deadline",
-        file: WORKER_STEPS,
-        anchor: "async fn wait(",
+        file: WAITS,
+        anchor: "fn decide(",
         find: "event.emitted_at <= until",
         replace: "event.emitted_at <= until || true",
         caught_by: &["steps::sqlite::an_event_after_the_deadline_is_too_late"],
     },
     Mutant {
         name: "worker: read an event without a payload as a timeout",
-        file: WORKER_STEPS,
-        anchor: "fn among(",
+        file: WAITS,
+        anchor: "fn into_payload(",
         find: "self.event.map(|_| self.payload.unwrap_or_default())",
         replace: "self.event.and(self.payload)",
         caught_by: &["steps::sqlite::an_event_without_a_payload_stays_an_event"],
+    },
+    Mutant {
+        name: "worker: repeat a step whose commit got no reply",
+        file: WORKER_STEPS,
+        anchor: "async fn work_in",
+        find: "if self.is_stored(name).await",
+        replace: "if self.is_stored(name).await && false",
+        caught_by: &["dead_connections::postgres_only::a_step_whose_commit_gets_no_reply_is_not_repeated"],
+    },
+    // ---- the API -----------------------------------------------------------------
+    Mutant {
+        name: "api: accept a step whose name is stored with another value",
+        file: API_STEPS,
+        anchor: "fn check_repetition(",
+        find: "if parse(value) == parse(&step.value) =>",
+        replace: "if parse(value) == parse(&step.value) || true =>",
+        caught_by: &["http::lease_steps::sqlite::a_step_of_an_http_worker_is_stored_once"],
+    },
+    Mutant {
+        name: "api: let a token that is limited to queues wait for any event",
+        file: API_STEPS,
+        anchor: "let waits = checked_waits(body.waits)?;",
+        find: "caller.may_use_all()?;",
+        replace: "",
+        caught_by: &["http::lease_steps::sqlite::a_token_limited_to_queues_waits_for_no_events"],
+    },
+    Mutant {
+        name: "api: do not store what ended a wait",
+        file: API_STEPS,
+        anchor: "let waits = checked_waits(body.waits)?;",
+        find: "over.push(NewStep { lease, name: name.clone(), value: encode(&winner)? });",
+        replace: "",
+        caught_by: &["http::lease_steps::sqlite::a_job_of_an_http_worker_waits_for_the_first_event"],
     },
     // ---- Postgres ----------------------------------------------------------------
     Mutant {
@@ -127,12 +167,54 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["steps::postgres_only::an_event_whose_job_is_locked_is_delivered_later"],
     },
     Mutant {
+        name: "postgres: replace an expired event that a woken job has to read",
+        file: POSTGRES_EVENTS,
+        anchor: "macro_rules! is_expired",
+        find: "where w.event = e.name\n                      and w.woken",
+        replace: "where false",
+        caught_by: &["steps::postgres::an_expired_event_that_a_woken_job_has_to_read_is_not_replaced"],
+    },
+    Mutant {
+        name: "postgres: find an expired event",
+        file: POSTGRES_EVENTS,
+        anchor: "const EVENTS",
+        find: "and not ",
+        replace: "and true or not ",
+        caught_by: &["steps::postgres::an_expired_event_counts_as_absent"],
+    },
+    Mutant {
+        name: "wake: do not notify of an event that was emitted in SQL",
+        file: POSTGRES_FUNCTIONS,
+        anchor: "-- Without a payload, so that many events",
+        find: "perform pg_notify('longshore.emit', '');",
+        replace: "",
+        caught_by: &["wake_paths::postgres_only::an_event_emitted_in_sql_starts_the_job_at_once"],
+    },
+    Mutant {
         name: "postgres: remove events that were not delivered",
         file: POSTGRES_EVENTS,
-        anchor: "const REMOVE_EVENTS",
-        find: "and not fresh",
+        anchor: "macro_rules! is_expired",
+        find: "and not e.fresh",
         replace: "",
         caught_by: &["steps::postgres::old_events_are_removed_and_undelivered_ones_are_kept"],
+    },
+    Mutant {
+        name: "postgres: run a step in a transaction under a lost lease",
+        file: POSTGRES_STEP_IN,
+        anchor: "impl StepConnection",
+        find: "(held == Fenced::Held).then_some",
+        replace: "(held == held).then_some",
+        caught_by: &[
+            "steps::postgres_only::a_step_in_a_transaction_under_a_lost_lease_rolls_everything_back",
+        ],
+    },
+    Mutant {
+        name: "postgres: repair an event that was delivered to all jobs",
+        file: POSTGRES_CHECK,
+        anchor: "macro_rules! missed_delivery",
+        find: "and not s.woken",
+        replace: "",
+        caught_by: &["corrupt::postgres::a_repair_delivers_an_event_that_jobs_still_wait_for"],
     },
     // ---- SQLite ------------------------------------------------------------------
     Mutant {
@@ -155,8 +237,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "sqlite: do not look for an event that was emitted before the suspension",
         file: SQLITE_SETTLE,
         anchor: "fn end_with_more(",
-        find: "true => end_lease",
-        replace: "true if false => end_lease",
+        find: "if is_emitted {",
+        replace: "if is_emitted && false {",
         caught_by: &["steps::sqlite::an_event_emitted_while_the_job_is_being_suspended_is_found"],
     },
     Mutant {
@@ -166,5 +248,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "if seen.lease_no == lease_no",
         replace: "if seen.lease_no >= lease_no",
         caught_by: &["steps::sqlite::a_wait_that_was_left_behind_wakes_nothing"],
+    },
+    Mutant {
+        name: "sqlite: repair an event that was delivered to all jobs",
+        file: SQLITE_CHECK,
+        anchor: "macro_rules! missed_delivery",
+        find: "and s.woken = 0",
+        replace: "",
+        caught_by: &["corrupt::sqlite::a_repair_delivers_an_event_that_jobs_still_wait_for"],
+    },
+    Mutant {
+        name: "sqlite: replace an expired event that a woken job has to read",
+        file: SQLITE_EVENTS,
+        anchor: "macro_rules! is_expired",
+        find: "and waits.woken = 1",
+        replace: "and waits.woken = 2",
+        caught_by: &["steps::sqlite::an_expired_event_that_a_woken_job_has_to_read_is_not_replaced"],
     },
 ];

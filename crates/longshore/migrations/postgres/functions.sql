@@ -654,7 +654,8 @@ end
 $$;
 
 -- Emit from SQL: stores an event, unless one with its name exists. Returns whether this call
--- stored it. Workers wake the jobs that wait for it within a second after the commit.
+-- stored it. After the commit, workers wake the jobs that wait for it. An event counts as absent if
+-- it is older than 7 days, is delivered, and no job that it woke still has to read it.
 create or replace function longshore.emit(name text, payload json default 'null') returns boolean
 language plpgsql
 as $$
@@ -670,9 +671,24 @@ begin
   if wrong is not null then
     raise exception '%', wrong using errcode = '22023';
   end if;
-  insert into longshore.events (name, emitted_at, payload)
+  insert into longshore.events as e (name, emitted_at, payload)
   values (emit.name, longshore.clock(), emit.payload)
-      on conflict (name) do nothing;
-  return found;
+      on conflict (name) do update
+     set emitted_at = excluded.emitted_at,
+         payload = excluded.payload,
+         fresh = true
+   where e.emitted_at < longshore.clock() - interval '7 days'
+     and not e.fresh
+     and not exists (
+           select 1
+             from longshore.waits w
+            where w.event = e.name
+              and w.woken);
+  if not found then
+    return false;
+  end if;
+  -- Without a payload, so that many events of one transaction are one notification.
+  perform pg_notify('longshore.emit', '');
+  return true;
 end
 $$;

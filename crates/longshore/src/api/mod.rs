@@ -275,6 +275,9 @@ impl Api {
                     routes!(leases::lease),
                     routes!(leases::renew),
                     routes!(leases::settle),
+                    routes!(leases::save_steps),
+                    routes!(leases::journal),
+                    routes!(leases::wait),
                     routes!(leases::sign_off),
                 ],
             );

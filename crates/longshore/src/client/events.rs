@@ -1,7 +1,5 @@
 //! Events: emitting them and waking the jobs that wait for them; the steps of a job.
 
-use std::time::Duration;
-
 use serde::Serialize;
 
 use super::Client;
@@ -9,10 +7,8 @@ use crate::enqueue::{check_json, check_name};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::When;
-use crate::store::{Emitted, EventRecord, Fenced, MAX_EVENT, NewStep, StepRecord};
+use crate::store::{Emitted, EventRecord, Fenced, Journaled, MAX_EVENT, NewStep, StepRecord};
 
-/// How long events are kept.
-const EVENT_RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The maximum number of jobs per step of delivery, and of events per step of removal.
 const STEP: u32 = 1000;
 
@@ -36,6 +32,10 @@ impl Client {
         check_name("name", name)?;
         check_json("payload", payload.get(), MAX_EVENT)?;
         let emitted = self.store.emit(name, &payload).await?;
+        #[cfg(any(feature = "api", feature = "worker"))]
+        if emitted == Emitted::First {
+            crate::job_metrics::count_emitted_event();
+        }
         // The event is stored. If this fails, the workers deliver it within a second.
         if let Err(error) = self.deliver_events().await {
             tracing::debug!(%error, event = name, "could not deliver the event now");
@@ -61,6 +61,11 @@ impl Client {
         self.store.events(names).await
     }
 
+    /// Returns how large the journal of a job is, and its steps with these names.
+    pub async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
+        self.store.journaled(id, names).await
+    }
+
     /// Journals steps that are done, each under its lease.
     pub async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
         self.store.save_steps(steps).await
@@ -72,6 +77,8 @@ impl Client {
         loop {
             let delivered = self.store.deliver(STEP).await?;
             woken += delivered.queues.len();
+            #[cfg(any(feature = "api", feature = "worker"))]
+            crate::job_metrics::count_delivered_events(delivered.queues.len());
             self.notifier.notify(delivered.queues.iter().map(|queue| (queue.as_str(), When::NOW)));
             if !delivered.more {
                 return Ok(woken);
@@ -83,7 +90,7 @@ impl Client {
     pub async fn remove_old_events(&self) -> Result<u64> {
         let mut removed = 0;
         loop {
-            let step = self.store.remove_events(EVENT_RETENTION, STEP).await?;
+            let step = self.store.remove_events(STEP).await?;
             removed += step;
             if step < STEP.into() {
                 return Ok(removed);

@@ -17,8 +17,8 @@ use crate::error::Result;
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Ending, State};
 use crate::store::{
-    Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, Fenced, Lease, NewWorker, Registration,
-    Wakeups,
+    Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, EventNotices, Fenced, Lease, NewWorker,
+    Registration, Wakeups,
 };
 
 #[doc(hidden)]
@@ -72,6 +72,11 @@ impl Client {
     /// subscribing.
     pub async fn subscribe_to_cancels(&self) -> Result<CancelNotices> {
         self.store.subscribe_to_cancels().await
+    }
+
+    /// Subscribes to events that were emitted in SQL.
+    pub async fn subscribe_to_events(&self) -> Result<EventNotices> {
+        self.store.subscribe_to_events().await
     }
 
     /// A client of the same database with its own connection, for heartbeats that must

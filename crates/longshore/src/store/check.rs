@@ -61,6 +61,16 @@ pub enum Repair {
         /// The job that owned it.
         job: JobId,
     },
+    /// Steps or waits are left of a job that is in no table: they are deleted.
+    DropJournal {
+        /// The job.
+        job: JobId,
+    },
+    /// The event counts as delivered, but jobs still wait for it: it is delivered again.
+    Redeliver {
+        /// The name of the event.
+        event: String,
+    },
     /// The tallies do not match the finished jobs: they are corrected.
     CorrectTally {
         /// The queue.
@@ -116,6 +126,12 @@ impl std::fmt::Display for Repair {
                     f,
                     "free the unique key `{key}`, because its owner, job {job}, is not live or has another key"
                 )
+            }
+            Repair::DropJournal { job } => {
+                write!(f, "remove the steps and waits of job {job}, because there is no such job")
+            }
+            Repair::Redeliver { event } => {
+                write!(f, "deliver event `{event}` again, because jobs still wait for it")
             }
             Repair::CorrectTally { queue, kind, outcome, tallied, found } => write!(
                 f,

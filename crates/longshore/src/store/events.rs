@@ -7,6 +7,11 @@ use serde_json::value::RawValue;
 /// The maximum length of an event's payload, in bytes of JSON.
 pub const MAX_EVENT: usize = 64 * 1024;
 
+/// For how many days events are kept. The statements of both engines and the function `emit`
+/// repeat this number.
+#[cfg(feature = "sqlite")]
+pub(crate) const RETENTION_DAYS: i64 = 7;
+
 /// An event.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]

@@ -56,13 +56,15 @@ pub use crate::enqueue::EnqueuedBatch;
 pub use check::{CheckReport, Durability, Repair, StateTable};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
+#[cfg(feature = "sqlite")]
+pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventRecord, MAX_EVENT};
 pub use groups::{GroupChange, GroupRecord, PlaceInLine};
 pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
 pub use inspect::{Glance, ListFilter, Page, Payloads};
 pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
 pub use lease::{Fenced, Lease};
-pub use notices::{CancelNotices, Notice, Wakeups};
+pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
 pub use queues::{QueueChange, QueueRecord};
 pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
@@ -70,7 +72,9 @@ pub use retain::{Retained, Retention};
 pub use schedules::{Schedule, Ticked, Ticking};
 pub use settle::{MAX_HISTORY, Settled, Settlement};
 pub use stats::{Ahead, Count, Tallied};
-pub use steps::{MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState};
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) use steps::check_journal;
+pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState};
 pub use tokens::{NewToken, Scope, TokenRecord};
 pub use workers::{ALL_QUEUES, Beat, NewWorker, Registration, WorkerRecord};
 
@@ -200,6 +204,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// once after subscribing: an earlier notification is not received.
     async fn subscribe_to_cancels(&self) -> Result<CancelNotices>;
 
+    /// Subscribes to the notifications of events that were emitted in SQL.
+    async fn subscribe_to_events(&self) -> Result<EventNotices>;
+
     // ---- claim ------------------------------------------------------------
 
     /// Leases up to `request.limit` due jobs to a live worker and returns them,
@@ -238,6 +245,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Returns the journaled steps of a job, ordered by name.
     async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>>;
+
+    /// Returns how large the journal of a job is, and its steps with these names.
+    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled>;
 
     /// Journals steps that are done, each under its lease. From then on, the attempts and
     /// interruptions of the job count from this attempt. A step that is done already keeps
@@ -336,7 +346,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     // ---- events -----------------------------------------------------------
 
     /// Stores an event, unless one with its name exists. Wakes nobody:
-    /// [`deliver`](Store::deliver) does.
+    /// [`deliver`](Store::deliver) does. An event that may be removed counts as absent, for all of
+    /// these operations: it was emitted more than 7 days ago, it is delivered, and no job that it
+    /// woke still has to read it.
     async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted>;
 
     /// Returns those of the named events that exist, the earliest first.
@@ -346,9 +358,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// others is delivered later.
     async fn deliver(&self, limit: u32) -> Result<Delivered>;
 
-    /// Removes up to `limit` events older than `age` that no job waits for or was woken by.
-    /// Returns how many.
-    async fn remove_events(&self, age: Duration, limit: u32) -> Result<u64>;
+    /// Removes up to `limit` events whose time has passed. Returns how many.
+    async fn remove_events(&self, limit: u32) -> Result<u64>;
 
     // ---- queues -----------------------------------------------------------
 

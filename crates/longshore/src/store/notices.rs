@@ -90,11 +90,33 @@ impl CancelNotices {
     }
 }
 
+/// A subscription to events that were emitted in SQL. Whoever emits with the library delivers the
+/// event itself. A lost notification does no harm: workers look for new events every second.
+#[derive(Debug)]
+pub struct EventNotices(Option<broadcast::Receiver<()>>);
+
+impl EventNotices {
+    /// For an engine in which nobody else emits.
+    #[cfg(feature = "sqlite")]
+    pub(crate) const NEVER: EventNotices = EventNotices(None);
+
+    /// Waits until an event may wait for delivery. Takes all notifications that have arrived.
+    pub async fn next(&mut self) {
+        let Some(receiver) = &mut self.0 else { return std::future::pending().await };
+        match receiver.recv().await {
+            Ok(()) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
+        *receiver = receiver.resubscribe();
+    }
+}
+
 /// The channels to the subscribers of this process.
 #[derive(Clone, Debug)]
 pub(crate) struct NoticeSender {
     wakeups: broadcast::Sender<String>,
     cancels: broadcast::Sender<Option<WorkerId>>,
+    emitted: broadcast::Sender<()>,
 }
 
 impl NoticeSender {
@@ -105,7 +127,8 @@ impl NoticeSender {
     pub(crate) fn new() -> Self {
         let (wakeups, _) = broadcast::channel(NoticeSender::CAPACITY);
         let (cancels, _) = broadcast::channel(NoticeSender::CAPACITY);
-        NoticeSender { wakeups, cancels }
+        let (emitted, _) = broadcast::channel(NoticeSender::CAPACITY);
+        NoticeSender { wakeups, cancels, emitted }
     }
 
     /// Notifies the subscribers. Returns whether there is one for any of the notices.
@@ -129,6 +152,12 @@ impl NoticeSender {
         let _ = self.cancels.send(None);
     }
 
+    /// Notifies the subscribers that an event was emitted.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn send_emitted(&self) {
+        let _ = self.emitted.send(());
+    }
+
     pub(crate) fn wakeups(&self) -> Wakeups {
         Wakeups(self.wakeups.subscribe())
     }
@@ -137,13 +166,22 @@ impl NoticeSender {
         CancelNotices { receiver: self.cancels.subscribe(), poll_interval: None }
     }
 
+    #[cfg(feature = "postgres")]
+    pub(crate) fn emitted(&self) -> EventNotices {
+        EventNotices(Some(self.emitted.subscribe()))
+    }
+
     pub(crate) fn has_subscribers(&self) -> bool {
-        self.wakeups.receiver_count() + self.cancels.receiver_count() > 0
+        self.wakeups.receiver_count() + self.cancels.receiver_count() + self.emitted.receiver_count() > 0
     }
 
     #[cfg(feature = "postgres")]
     pub(crate) fn downgrade(&self) -> WeakNoticeSender {
-        WeakNoticeSender { wakeups: self.wakeups.downgrade(), cancels: self.cancels.downgrade() }
+        WeakNoticeSender {
+            wakeups: self.wakeups.downgrade(),
+            cancels: self.cancels.downgrade(),
+            emitted: self.emitted.downgrade(),
+        }
     }
 }
 
@@ -153,11 +191,13 @@ impl NoticeSender {
 pub(crate) struct WeakNoticeSender {
     wakeups: broadcast::WeakSender<String>,
     cancels: broadcast::WeakSender<Option<WorkerId>>,
+    emitted: broadcast::WeakSender<()>,
 }
 
 #[cfg(feature = "postgres")]
 impl WeakNoticeSender {
     pub(crate) fn upgrade(&self) -> Option<NoticeSender> {
-        Some(NoticeSender { wakeups: self.wakeups.upgrade()?, cancels: self.cancels.upgrade()? })
+        let (wakeups, cancels) = (self.wakeups.upgrade()?, self.cancels.upgrade()?);
+        Some(NoticeSender { wakeups, cancels, emitted: self.emitted.upgrade()? })
     }
 }

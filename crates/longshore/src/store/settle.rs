@@ -44,6 +44,11 @@ impl Settlement {
         self
     }
 
+    /// Whether one of the awaited events has been emitted, so that the job waits no longer.
+    pub(crate) fn is_due_now(&self) -> bool {
+        matches!(&self.leave, Leave::Requeue(requeue) if requeue.when == When::NOW)
+    }
+
     /// The events that the job waits for, each once, in the order in which they are locked.
     pub(crate) fn awaited_events(&self) -> Vec<String> {
         let events: BTreeSet<&String> = self.waits.iter().flat_map(|wait| &wait.events).collect();

@@ -8,6 +8,27 @@ use super::Lease;
 /// The maximum length of a step's value, in bytes of JSON.
 pub const MAX_STEP_VALUE: usize = 1024 * 1024;
 
+/// The maximum number of steps of a job. Every attempt after the first reads all of them.
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) const MAX_STEPS: usize = 10_000;
+/// The maximum number of bytes of all steps of a job.
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) const MAX_JOURNAL: usize = 16 << 20;
+
+/// Why a job cannot have this many steps with this many bytes.
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) fn check_journal(steps: usize, bytes: usize) -> std::result::Result<(), String> {
+    if steps > MAX_STEPS {
+        Err(format!("the job has more than {MAX_STEPS} steps; split it into several jobs"))
+    } else if bytes > MAX_JOURNAL {
+        Err(format!(
+            "the values of the job's steps exceed {MAX_JOURNAL} bytes; store them elsewhere and return where they are"
+        ))
+    } else {
+        Ok(())
+    }
+}
+
 /// A journaled step of a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -32,6 +53,17 @@ pub enum StepState {
         /// The deadline; `None` means that it waits for events without one.
         until: Option<DateTime<Utc>>,
     },
+}
+
+/// A part of a job's journal.
+#[derive(Clone, Debug, Default)]
+pub struct Journaled {
+    /// How many steps the job has journaled.
+    pub steps: usize,
+    /// The bytes of their values.
+    pub bytes: usize,
+    /// Those whose names were given, in the order of the names.
+    pub named: Vec<StepRecord>,
 }
 
 /// A step to journal: it is done.

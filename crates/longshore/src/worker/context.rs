@@ -404,8 +404,7 @@ impl<S> Context<S> {
     /// can commit it.
     #[cfg(feature = "postgres")]
     pub async fn assert_lease_in(&self, transaction: &mut sqlx::PgConnection) -> Result<()> {
-        let any: &dyn std::any::Any = &**self.client().store();
-        let store = any.downcast_ref::<crate::store::postgres::PostgresStore>().ok_or_else(|| {
+        let store = self.postgres().ok_or_else(|| {
             Error::invalid(
                 "transaction",
                 "transaction: this is a Postgres transaction, but the client uses another engine; use assert_lease",
@@ -413,6 +412,13 @@ impl<S> Context<S> {
         })?;
         let fenced = store.assert_lease_in(transaction, &self.job().lease()).await?;
         self.check_fence(fenced)
+    }
+
+    /// The engine, if it is Postgres.
+    #[cfg(feature = "postgres")]
+    pub(super) fn postgres(&self) -> Option<&crate::store::postgres::PostgresStore> {
+        let any: &dyn std::any::Any = &**self.client().store();
+        any.downcast_ref()
     }
 
     pub(super) fn journal(&self) -> &Journal {
@@ -423,14 +429,17 @@ impl<S> Context<S> {
     pub(super) fn check_fence(&self, fenced: Fenced) -> Result<()> {
         match fenced {
             Fenced::Held => Ok(()),
-            Fenced::LeaseLost => {
-                self.attempt.control.stop(StopReason::LeaseLost);
-                Err(Error::conflict(format!(
-                    "job {}: this attempt has lost its lease; stop, another worker owns the job",
-                    self.id()
-                )))
-            }
+            Fenced::LeaseLost => Err(self.lease_lost()),
         }
+    }
+
+    /// Stops the handler, because the lease is lost.
+    pub(super) fn lease_lost(&self) -> Error {
+        self.attempt.control.stop(StopReason::LeaseLost);
+        let id = self.id();
+        Error::conflict(format!(
+            "job {id}: this attempt has lost its lease; stop, another worker owns the job"
+        ))
     }
 
     /// Runs `work` to its end, or returns the reason if the handler should stop first.

@@ -13,16 +13,12 @@ use super::handler::Failure;
 
 use crate::client::Client;
 use crate::error::{Error, Result};
-use crate::store::{Fenced, Lease, NewStep, PendingWait, StepState};
+use crate::store::{Fenced, Lease, NewStep, PendingWait, StepState, check_journal};
 
 /// The maximum number of steps per commit.
 const MAX_BATCH: usize = 500;
 /// The maximum number of bytes per commit, unless one step alone is larger.
 const MAX_BATCH_BYTES: usize = 8 << 20;
-/// The maximum number of steps of a job. Every attempt after the first reads all of them.
-const MAX_STEPS: usize = 10_000;
-/// The maximum number of bytes of all steps of a job.
-const MAX_JOURNAL: usize = 16 << 20;
 /// How often a step is stored again while the database cannot be reached. If it stays out of
 /// reach, the attempt fails, and the next one repeats the step.
 const MAX_TRIES: u32 = 8;
@@ -93,16 +89,8 @@ impl Journal {
 
     /// Counts a step that will be stored. Fails if the job has too many, or too large ones.
     pub(super) fn check_size(&self, name: &str, value: &RawValue) -> Result<(), Failure> {
-        match self.add_size(&StepState::Done(value.to_owned())) {
-            (steps, _) if steps > MAX_STEPS => Err(Failure::permanent(format!(
-                "step `{name}`: the job has more than {MAX_STEPS} steps; split it into several jobs"
-            ))),
-            (_, bytes) if bytes > MAX_JOURNAL => Err(Failure::permanent(format!(
-                "step `{name}`: the values of the job's steps exceed {MAX_JOURNAL} bytes; store them elsewhere and \
-                 return where they are"
-            ))),
-            _ => Ok(()),
-        }
+        let (steps, bytes) = self.add_size(&StepState::Done(value.to_owned()));
+        check_journal(steps, bytes).map_err(|why| Failure::permanent(format!("step `{name}`: {why}")))
     }
 
     /// Stores a step that is done: first together with those of other handlers, then, if that
@@ -123,6 +111,12 @@ impl Journal {
             }
         }
         done
+    }
+
+    /// Records that a step was stored outside of the lane.
+    #[cfg(feature = "postgres")]
+    pub(super) fn mark_progress(&self) {
+        self.has_progressed.store(true, Ordering::Release);
     }
 
     /// Whether this attempt stored a step, so that the attempts of the job count from it.

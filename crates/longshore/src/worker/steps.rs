@@ -7,16 +7,20 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::context::Context;
 use super::handler::{Failure, without_values};
 use super::journal::Active;
 use crate::enqueue::{check_json, check_name};
+use crate::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
 use crate::retry::MAX_DELAY;
-use crate::store::{EventRecord, MAX_STEP_VALUE, NewStep, PendingWait, StepState};
+use crate::store::{MAX_STEP_VALUE, NewStep, PendingWait, StepState};
+#[cfg(feature = "postgres")]
+use crate::store::{StepRecord, postgres::StepConnection};
+use crate::waits::{WaitState, Winner};
 
 impl<S: Send + Sync> Context<S> {
     /// Does a piece of work once. When it is done, its value is stored with the job under `name`.
@@ -47,18 +51,105 @@ impl<S: Send + Sync> Context<S> {
         Working: Future<Output = Result<T, Failure>>,
     {
         let _active = self.journal().suspension.activate();
-        match self.journaled("step", name, name).await? {
-            Some(StepState::Done(value)) => return decode(name, &value),
-            Some(StepState::Waiting { .. }) => {
-                return Err(Failure::permanent(format!(
-                    "step `{name}`: an earlier version of this job waited under this name; use another name"
-                )));
-            }
-            None => {}
+        if let Some(value) = self.done_before(name).await? {
+            return decode(name, &value);
         }
         let value = work().await?;
         self.save_step(name, encode(name, &value)?).await?;
         Ok(value)
+    }
+
+    /// Like [`step`](Self::step), in a Postgres transaction that also stores the step. So what the
+    /// work changes in the database is committed exactly once, together with the step. If the work
+    /// fails, or another worker owns the job by then, the transaction is rolled back.
+    ///
+    /// The transaction is in the queue's database. Until it ends, no other worker can take the job,
+    /// so keep it short. Its connection comes from the pool of the worker's client.
+    ///
+    /// ```no_run
+    /// use longshore::{Context, Failure};
+    ///
+    /// async fn book(order: i64, ctx: Context) -> Result<(), Failure> {
+    ///     ctx.step_in("book", async |tx| {
+    ///         sqlx::query("update stock set left_over = left_over - 1").execute(&mut *tx).await?;
+    ///         sqlx::query("insert into bookings values ($1)").bind(order).execute(&mut *tx).await?;
+    ///         Ok(())
+    ///     })
+    ///     .await
+    /// }
+    /// ```
+    #[cfg(feature = "postgres")]
+    pub async fn step_in<T, Work>(&self, name: &str, work: Work) -> Result<T, Failure>
+    where
+        T: Serialize + DeserializeOwned,
+        Work: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, Failure>,
+    {
+        let _active = self.journal().suspension.activate();
+        let Some(store) = self.postgres() else {
+            return Err(Failure::permanent(format!(
+                "step `{name}`: `step_in` needs a Postgres database, but this client uses another engine; use `step`"
+            )));
+        };
+        if let Some(value) = self.done_before(name).await? {
+            return decode(name, &value);
+        }
+        let mut connection = store.step_connection().await?;
+        let done = self.work_in(&mut connection, name, work).await;
+        connection.release().await;
+        done
+    }
+
+    #[cfg(feature = "postgres")]
+    async fn work_in<T, Work>(
+        &self,
+        connection: &mut StepConnection,
+        name: &str,
+        work: Work,
+    ) -> Result<T, Failure>
+    where
+        T: Serialize + DeserializeOwned,
+        Work: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, Failure>,
+    {
+        let lease = self.job().lease();
+        let Some(mut transaction) = connection.begin(&lease).await? else {
+            return Err(self.lease_lost().into());
+        };
+        let value = work(transaction.connection()).await?;
+        let step = NewStep { lease, name: name.to_owned(), value: encode(name, &value)? };
+        self.journal().check_size(name, &step.value)?;
+        match transaction.commit(&step).await {
+            Ok(fenced) => self.check_fence(fenced)?,
+            // The commit may have succeeded. If it is still in progress, it holds the lease, so that
+            // the next attempt starts after its end.
+            Err(error) if self.is_stored(name).await => {
+                tracing::debug!(%error, job_id = %lease.id, step = name, "the step is stored although the commit failed");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.journal().mark_progress();
+        count_stored_steps(1);
+        Ok(value)
+    }
+
+    /// Whether the step is stored now.
+    #[cfg(feature = "postgres")]
+    async fn is_stored(&self, name: &str) -> bool {
+        let is_done = |step: &StepRecord| step.name == name && matches!(step.state, StepState::Done(_));
+        self.client().steps(self.id()).await.is_ok_and(|steps| steps.iter().any(is_done))
+    }
+
+    /// The value of a step that an earlier attempt has stored.
+    async fn done_before(&self, name: &str) -> Result<Option<Box<RawValue>>, Failure> {
+        match self.journaled("step", name, name).await? {
+            Some(StepState::Done(value)) => {
+                count_replayed_step();
+                Ok(Some(value))
+            }
+            Some(StepState::Waiting { .. }) => Err(Failure::permanent(format!(
+                "step `{name}`: an earlier version of this job waited under this name; use another name"
+            ))),
+            None => Ok(None),
+        }
     }
 
     /// Waits for this long, without a worker: the job is suspended and continues in a new attempt,
@@ -121,24 +212,24 @@ impl<S: Send + Sync> Context<S> {
         check_waits(what, name, waits)?;
         let active = self.journal().suspension.activate();
         let earlier = match self.journaled(what, name, step).await? {
-            Some(StepState::Done(winner)) => return decode::<Winner>(name, &winner)?.among(name, waits),
+            Some(StepState::Done(winner)) => {
+                count_replayed_step();
+                return first(decode(name, &winner)?, name, waits);
+            }
             Some(StepState::Waiting { until }) => until,
             None => None,
         };
         let names: Vec<String> = waits.iter().filter_map(Wait::event_name).collect();
-        let now = self.client().now().await?;
-        // The deadline counts from the first time that the job waited here. If this version of the
-        // handler has no deadline, or is the first that has one, that decides.
-        let until = shortest_sleep(waits).map(|(_, time)| earlier.unwrap_or(now + time));
-        let events = if names.is_empty() { Vec::new() } else { self.client().events(&names).await? };
-        let in_time = |event: &EventRecord| until.is_none_or(|until| event.emitted_at <= until);
-        let winner = match events.into_iter().find(in_time) {
-            Some(event) => Winner { event: Some(event.name), payload: Some(event.payload) },
-            None if until.is_some_and(|until| until <= now) => Winner { event: None, payload: None },
-            None => return self.suspend(active, name, step, until, names).await,
+        let time = shortest_sleep(waits).map(|(_, time)| time);
+        let winner = match self.client().wait_state(&names, time, earlier).await? {
+            WaitState::Over(winner) => winner,
+            WaitState::Open { until } => return self.suspend(active, name, step, until, names).await,
         };
         self.save_step(step, encode(name, &winner)?).await?;
-        winner.among(name, waits)
+        if winner.event.is_none() && !names.is_empty() {
+            count_timed_out_wait();
+        }
+        first(winner, name, waits)
     }
 
     async fn suspend(
@@ -176,7 +267,9 @@ impl<S: Send + Sync> Context<S> {
         self.journal().check_size(name, &value)?;
         let step = NewStep { lease: self.job().lease(), name: name.to_owned(), value };
         let fenced = self.journal().save(self.client(), step).await?;
-        Ok(self.check_fence(fenced)?)
+        self.check_fence(fenced)?;
+        count_stored_steps(1);
+        Ok(())
     }
 }
 
@@ -253,30 +346,19 @@ impl Wait {
     }
 }
 
-/// What came first, as it is stored: the event by its name, so that the order in which the handler
-/// lists its waits may change; no event means that the time is up.
-#[derive(Serialize, Deserialize)]
-struct Winner {
-    event: Option<String>,
-    payload: Option<Box<RawValue>>,
-}
-
-impl Winner {
-    /// The same, among the things that the handler waits for now.
-    fn among(self, name: &str, waits: &[Wait]) -> Result<First, Failure> {
-        let index = match &self.event {
-            Some(event) => waits.iter().position(|wait| wait.event_name().as_ref() == Some(event)),
-            None => shortest_sleep(waits).map(|(index, _)| index),
-        };
-        let Some(index) = index else {
-            let what = self.event.map_or("the end of a sleep".into(), |event| format!("the event `{event}`"));
-            return Err(Failure::permanent(format!(
-                "`{name}`: {what} came first, but the job no longer waits for it; give the changed wait a new name"
-            )));
-        };
-        // A payload of `null` is read as none.
-        Ok(First { index, payload: self.event.map(|_| self.payload.unwrap_or_default()) })
-    }
+/// What came first, among the things that the handler waits for now.
+fn first(winner: Winner, name: &str, waits: &[Wait]) -> Result<First, Failure> {
+    let index = match &winner.event {
+        Some(event) => waits.iter().position(|wait| wait.event_name().as_ref() == Some(event)),
+        None => shortest_sleep(waits).map(|(index, _)| index),
+    };
+    let Some(index) = index else {
+        let what = winner.event.map_or("the end of a sleep".into(), |event| format!("the event `{event}`"));
+        return Err(Failure::permanent(format!(
+            "`{name}`: {what} came first, but the job no longer waits for it; give the changed wait a new name"
+        )));
+    };
+    Ok(First { index, payload: winner.into_payload() })
 }
 
 /// What came first of the things that [`Context::any`] waited for.

@@ -160,9 +160,31 @@ pub(super) async fn cron(shared: Arc<Shared>) {
 }
 
 /// Wakes the jobs that wait for new events. `Client::emit` does that at once for its own events;
-/// this finds those that were emitted in SQL, or by a process that died.
+/// this finds those that were emitted in SQL, at once if the notification arrives, and those of a
+/// process that died.
 pub(super) async fn deliver(shared: Arc<Shared>) {
-    while shared.sleep_unless(Phase::Finishing, DELIVERY_INTERVAL).await {
+    let mut emitted = match shared.client.subscribe_to_events().await {
+        Ok(notices) => Some(notices),
+        Err(error) => {
+            tracing::warn!(%error, "could not subscribe to events; looking for them every second");
+            None
+        }
+    };
+    loop {
+        let notified = async {
+            match &mut emitted {
+                Some(emitted) => emitted.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            continues = shared.sleep_unless(Phase::Finishing, DELIVERY_INTERVAL) => {
+                if !continues {
+                    return;
+                }
+            }
+            () = notified => {}
+        }
         if let Err(error) = shared.client.deliver_events().await {
             tracing::warn!(%error, "could not deliver events; retrying");
         }

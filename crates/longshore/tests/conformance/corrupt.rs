@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use longshore::store::{ClaimCursor, ClaimRequest, Repair, StateTable};
-use longshore::{JobId, Outcome, RepairMode, Status, UniqueMode, WorkerId};
+use longshore::store::{ClaimCursor, ClaimRequest, NewStep, PendingWait, Repair, StateTable};
+use longshore::{Ending, JobId, Outcome, RepairMode, Status, UniqueMode, WorkerId};
 
 use crate::fixture::*;
 use crate::inspect::one_of_each;
@@ -20,6 +20,8 @@ cases! {
     a_repair_keeps_the_outcome_of_a_job_that_also_waits,
     a_repair_removes_rows_without_a_request,
     a_repair_frees_keys_whose_owner_is_not_live,
+    a_repair_removes_the_journal_of_a_job_that_does_not_exist,
+    a_repair_delivers_an_event_that_jobs_still_wait_for,
     a_repair_corrects_the_tallies,
     a_repair_whose_reason_has_gone_changes_nothing,
     ambiguous_problems_are_reported_and_not_repaired,
@@ -33,6 +35,7 @@ cases! {
     check_finds_a_live_job_without_its_key,
     check_finds_a_tally_that_disagrees_with_the_rows,
     check_finds_a_waiting_row_that_disagrees_with_its_job,
+    check_finds_a_suspended_job_that_is_running,
 }
 
 const COPY_TO_READY: &str = "
@@ -244,6 +247,49 @@ async fn a_repair_frees_keys_whose_owner_is_not_live(fixture: Fixture) {
     assert_eq!(fixture.enqueue(keyed("live")).await.expect("enqueue").id, live, "its key is still taken");
 }
 
+/// Suspends a new job until the event `approved`, with one step done.
+async fn suspended(fixture: &Fixture) -> JobId {
+    let claimed = fixture.running(job("pay")).await;
+    let step = NewStep { lease: claimed.lease(), name: "charge".into(), value: raw("1") };
+    fixture.save_steps(&[step]).await.expect("save");
+    let waits =
+        vec![PendingWait { step: "event:approved".into(), until: None, events: vec!["approved".into()] }];
+    fixture.must_finish(&claimed, Ending::Suspended { waits }).await;
+    claimed.lease().id
+}
+
+async fn a_repair_removes_the_journal_of_a_job_that_does_not_exist(fixture: Fixture) {
+    let gone = suspended(&fixture).await;
+    let kept = suspended(&fixture).await;
+    for table in ["ready", "jobs"] {
+        fixture.sql(&format!("delete from {table} where id = {{id}}"), Some(gone)).await;
+    }
+    assert_repaired(&fixture, &[Repair::DropJournal { job: gone }]).await;
+    assert_eq!(fixture.steps(kept).await.expect("steps").len(), 2);
+    // A job that has lost only its request is repaired with everything that belongs to it.
+    fixture.sql("delete from jobs where id = {id}", Some(kept)).await;
+    assert_repaired(&fixture, &[Repair::DropWithoutRequest { job: kept, table: StateTable::Ready }]).await;
+    for table in ["steps", "waits"] {
+        assert_eq!(fixture.query_number(&format!("select count(*) from {table}"), None).await, 0, "{table}");
+    }
+}
+
+async fn a_repair_delivers_an_event_that_jobs_still_wait_for(fixture: Fixture) {
+    let id = suspended(&fixture).await;
+    fixture.store().emit("approved", &raw("1")).await.expect("emit");
+    assert_eq!(fixture.check().await.expect("check").problems, [""; 0], "it is not delivered yet");
+    let off = match fixture.engine() {
+        Engine::Postgres => "false",
+        Engine::Sqlite => "0",
+    };
+    fixture.sql(&format!("update events set fresh = {off}"), None).await;
+    assert_problem(&fixture, &format!("job {id} waits for event `approved`")).await;
+    assert_repaired(&fixture, &[Repair::Redeliver { event: "approved".into() }]).await;
+    assert_eq!(fixture.deliver_events().await.expect("deliver"), 1);
+    assert_eq!(fixture.job(id).await.run_at, start());
+    assert_eq!(fixture.check().await.expect("check").problems, [""; 0]);
+}
+
 async fn a_repair_corrects_the_tallies(fixture: Fixture) {
     fixture.ended(job("mail").queue("default"), Outcome::Succeeded).await;
     fixture.ended(job("sms"), Outcome::Succeeded).await;
@@ -274,7 +320,11 @@ async fn a_repair_whose_reason_has_gone_changes_nothing(fixture: Fixture) {
         tallied: 7,
         found: 1,
     };
+    fixture.emit("approved", &1).await.expect("emit");
     let repairs = [
+        Repair::DropJournal { job: waiting },
+        Repair::Redeliver { event: "approved".into() },
+        Repair::Redeliver { event: "unknown".into() },
         Repair::KeepLease { job: waiting },
         Repair::KeepLease { job: running },
         Repair::KeepOutcome { job: waiting },
@@ -386,4 +436,11 @@ async fn check_finds_a_waiting_row_that_disagrees_with_its_job(fixture: Fixture)
     let id = fixture.enqueue_kind("mail").await;
     fixture.sql("update ready set priority = 77", None).await;
     assert_problem(&fixture, &id.to_string()).await;
+}
+
+async fn check_finds_a_suspended_job_that_is_running(fixture: Fixture) {
+    let id = fixture.running(job("mail")).await.lease().id;
+    fixture.sql("insert into waits (event, job, lease_no) values ('approved', {id}, 1)", Some(id)).await;
+    assert_problem(&fixture, &format!("job {id} waits for event `approved` since lease 1")).await;
+    assert_eq!(fixture.repair(RepairMode::Repair).await.expect("repair"), []);
 }

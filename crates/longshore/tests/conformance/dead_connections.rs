@@ -24,6 +24,7 @@ cases! {
     enqueues_are_stored_although_their_connections_are_dead,
     a_transaction_on_a_dead_connection_does_not_keep_its_locks,
     many_unique_keys_are_stored_over_a_slow_network,
+    a_step_whose_commit_gets_no_reply_is_not_repeated,
 }
 
 /// A proxy to the database that can stop forwarding on the connections opened so far.
@@ -245,4 +246,47 @@ async fn many_unique_keys_are_stored_over_a_slow_network(fixture: Fixture) {
     let jobs = (0..1000).map(|n| job("mail").unique_key(format!("{n}"), UniqueMode::Dedupe));
     let stored = in_time(proxy.client().await.enqueue_many(jobs)).await;
     assert_eq!(stored.expect("a healthy database").len(), 1000);
+}
+
+/// The server commits the step and the user's row. The reply does not arrive.
+async fn a_step_whose_commit_gets_no_reply_is_not_repeated(fixture: Fixture) {
+    let proxy = Proxy::start(&fixture).await;
+    let schema = fixture.url().rsplit_once("schema=").expect("a schema").1.to_owned();
+    // At its commit, a transaction that books waits for the lock.
+    fixture
+        .sql(
+            "create table bookings (n bigint);
+             create function hold() returns trigger language plpgsql as $$
+               begin
+                 perform set_config('lock_timeout', '0', true);
+                 perform pg_advisory_xact_lock(hashtext(tg_table_schema));
+                 return null;
+               end $$;
+             create constraint trigger hold after insert on bookings
+               deferrable initially deferred for each row execute function hold()",
+            None,
+        )
+        .await;
+    let mut other =
+        open_transaction(&fixture, &format!("select pg_advisory_lock(hashtext('{schema}'))")).await;
+    let id = fixture.add(longshore::NewJob::new("order", &())).await;
+    let order = move |(): (), ctx: longshore::Context| {
+        let insert = format!("insert into {schema}.bookings values (7)");
+        async move {
+            ctx.step_in("book", async |tx| {
+                sqlx::query(sqlx::AssertSqlSafe(insert)).execute(tx).await?;
+                Ok(())
+            })
+            .await
+        }
+    };
+    let worker = longshore::Worker::builder(proxy.client().await).function("order", order);
+    let running = crate::worker::run_worker(worker).await;
+    until_blocked_by(&fixture, &mut other).await;
+    proxy.silence_open_connections();
+    drop(other);
+    in_time(crate::worker::until_status(&fixture, id, Status::Succeeded)).await;
+    running.stop().await;
+    assert_eq!(fixture.query_number("select count(*) from bookings", None).await, 1);
+    assert_eq!(fixture.job(id).await.lease_no, 1, "the same attempt found the step");
 }

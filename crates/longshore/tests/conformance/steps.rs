@@ -44,6 +44,8 @@ cases! {
     a_retry_continues_after_a_failure_and_starts_over_after_a_success,
     deleting_a_job_deletes_its_journal_and_waits,
     old_events_are_removed_and_undelivered_ones_are_kept,
+    an_expired_event_counts_as_absent,
+    an_expired_event_that_a_woken_job_has_to_read_is_not_replaced,
     bad_events_are_refused,
     upkeep_delivers_events_that_nobody_delivered,
 }
@@ -51,8 +53,20 @@ cases! {
 cases! {
     only on postgres:
     an_event_emitted_in_sql_wakes_the_job_after_the_commit,
+    an_expired_event_can_be_emitted_again_in_sql,
+    the_events_of_one_sql_transaction_are_one_notification,
     an_event_whose_job_is_locked_is_delivered_later,
     an_emit_does_not_wait_long_for_an_open_transaction,
+    a_step_in_a_transaction_commits_with_the_users_rows,
+    a_step_in_a_transaction_that_fails_rolls_everything_back,
+    a_step_in_a_transaction_under_a_lost_lease_rolls_everything_back,
+    no_other_worker_gets_the_job_while_a_step_in_a_transaction_runs,
+    a_step_in_a_transaction_keeps_the_limits_of_steps,
+}
+
+cases! {
+    only on sqlite:
+    a_step_in_a_transaction_needs_postgres,
 }
 
 fn settings() -> Settings {
@@ -695,6 +709,40 @@ async fn old_events_are_removed_and_undelivered_ones_are_kept(fixture: Fixture) 
     assert!(fixture.event("undelivered").await.expect("event").is_some());
 }
 
+/// Upkeep removes expired events only once a minute.
+async fn an_expired_event_counts_as_absent(fixture: Fixture) {
+    fixture.emit("approved", &1).await.expect("emit");
+    fixture.advance(7 * DAY).await;
+    assert_eq!(fixture.emit("approved", &2).await.expect("emit"), Emitted::Repeated);
+    fixture.advance(SECOND).await;
+    assert!(fixture.event("approved").await.expect("event").is_none());
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", approval())).await;
+    assert_eq!(fixture.status(id).await, Status::Queued, "it waits for the next event");
+    assert_eq!(fixture.check().await.expect("check").problems, [""; 0]);
+    assert_eq!(fixture.emit("approved", &3).await.expect("emit"), Emitted::First);
+    drain(worker(&fixture).function("pay", approval())).await;
+    assert_eq!(fixture.get(id).await.expect("get").result.expect("result").get(), "3");
+    // A job that waits does not keep an expired event from being removed.
+    fixture.emit("b", &1).await.expect("emit");
+    fixture.advance(8 * DAY).await;
+    let id = suspended(&fixture, job("pay")).await;
+    assert_eq!(fixture.remove_old_events().await.expect("remove"), 1);
+    assert_eq!(fixture.emit("b", &2).await.expect("emit"), Emitted::First);
+    assert_eq!(fixture.get(id).await.expect("get").run_at, fixture.now().await);
+}
+
+async fn an_expired_event_that_a_woken_job_has_to_read_is_not_replaced(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", approval())).await;
+    fixture.emit("approved", &1).await.expect("emit");
+    // Nobody runs the job for a while.
+    fixture.advance(8 * DAY).await;
+    assert_eq!(fixture.emit("approved", &2).await.expect("emit"), Emitted::Repeated);
+    drain(worker(&fixture).function("pay", approval())).await;
+    assert_eq!(fixture.get(id).await.expect("get").result.expect("result").get(), "1");
+}
+
 async fn bad_events_are_refused(fixture: Fixture) {
     let large = "x".repeat(64 * 1024);
     for (name, payload, field) in
@@ -741,6 +789,38 @@ async fn an_event_emitted_in_sql_wakes_the_job_after_the_commit(fixture: Fixture
     assert!(!again);
 }
 
+async fn an_expired_event_can_be_emitted_again_in_sql(fixture: Fixture) {
+    let mut connection = fixture.postgres().await;
+    let mut emit = async |payload: &str| -> bool {
+        let emit = sqlx::query_scalar("select emit('b', $1::text::json)").bind(payload.to_owned());
+        emit.fetch_one(&mut connection).await.expect("emit")
+    };
+    assert!(emit("1").await);
+    fixture.advance(8 * DAY).await;
+    assert!(!emit("2").await, "it was not delivered");
+    fixture.deliver_events().await.expect("deliver");
+    assert!(emit("3").await);
+    assert_eq!(fixture.event("b").await.expect("event").expect("exists").payload.get(), "3");
+}
+
+async fn the_events_of_one_sql_transaction_are_one_notification(fixture: Fixture) {
+    let mut notices = fixture.store().subscribe_to_events().await.expect("subscribe");
+    let mut connection = fixture.postgres().await;
+    let mut transaction = sqlx::Connection::begin(&mut connection).await.expect("begin");
+    for _ in 0..2 {
+        let emit = "select count(emit('event ' || n)) from generate_series(1, 500) as n";
+        sqlx::query(emit).execute(&mut *transaction).await.expect("emit");
+    }
+    transaction.commit().await.expect("commit");
+    tokio::time::timeout(20 * SECOND, notices.next()).await.expect("a notification");
+    // A notification of a later transaction comes after all of this one.
+    sqlx::query("select emit('last')").execute(&mut connection).await.expect("emit");
+    tokio::time::timeout(20 * SECOND, notices.next()).await.expect("a notification");
+    let more = std::pin::pin!(notices.next());
+    let polled = more.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    assert!(polled.is_pending(), "one notification per transaction");
+}
+
 async fn an_event_whose_job_is_locked_is_delivered_later(fixture: Fixture) {
     let locked = suspended(&fixture, job("pay")).await;
     let other = suspended(&fixture, job("pay")).await;
@@ -774,4 +854,171 @@ async fn an_emit_does_not_wait_long_for_an_open_transaction(fixture: Fixture) {
     }
     transaction.rollback().await.expect("rollback");
     assert_eq!(fixture.emit("b", &1).await.expect("emit"), Emitted::First);
+}
+
+/// Inserts `n` into the user's table.
+async fn book(tx: &mut sqlx::PgConnection, n: i64) -> Result<(), sqlx::Error> {
+    sqlx::query("insert into bookings values ($1)").bind(n).execute(tx).await.map(drop)
+}
+
+/// Creates the user's table where every connection finds it. Returns a worker that has it in its
+/// search path.
+async fn with_bookings(fixture: &Fixture) -> Builder {
+    fixture.sql("create table bookings (n bigint)", None).await;
+    let schema = fixture.url().rsplit_once("schema=").expect("a schema").1.to_owned();
+    let url = with_parameter(&fixture.url(), &format!("options=-csearch_path%3D{schema}"));
+    let client = longshore::Client::connect(&url).await.expect("connect");
+    Worker::builder(client).settings(settings())
+}
+
+async fn bookings(fixture: &Fixture) -> i64 {
+    fixture.query_number("select count(*) from bookings", None).await
+}
+
+async fn a_step_in_a_transaction_commits_with_the_users_rows(fixture: Fixture) {
+    let runs = Calls::default();
+    let counted = runs.clone();
+    let order = move |(): (), ctx: Context| {
+        let runs = counted.clone();
+        async move {
+            let n: u32 = ctx
+                .step_in("book", async |tx| {
+                    book(&mut *tx, 7).await?;
+                    // A job can be part of the transaction too.
+                    ctx.client().enqueue(NewJob::new("later", &()).delay(DAY)).in_tx(&mut *tx).await?;
+                    Ok(runs.count() * 100)
+                })
+                .await?;
+            if ctx.job().lease().lease_no == 1 {
+                return Err(Failure::retry_after(Duration::ZERO, "after the step"));
+            }
+            ctx.set_result(&n)?;
+            Ok(())
+        }
+    };
+    let worker = with_bookings(&fixture).await;
+    let id = fixture.add(NewJob::new("order", &())).await;
+    drain(worker.function("order", order)).await;
+    let job = fixture.get(id).await.expect("get");
+    assert_eq!((job.status, job.lease_no), (Status::Succeeded, 2));
+    assert_eq!(job.result.expect("result").get(), "100");
+    assert_eq!((bookings(&fixture).await, runs.so_far(), fixture.count(Status::Queued).await), (1, 1, 1));
+    assert_eq!(journal(&fixture, id).await.0, ["book"]);
+}
+
+async fn a_step_in_a_transaction_that_fails_rolls_everything_back(fixture: Fixture) {
+    let order = |how: String, ctx: Context| async move {
+        ctx.step_in("book", async |tx| {
+            book(&mut *tx, 7).await?;
+            match how.as_str() {
+                "failure" => return Err(Failure::permanent("declined")),
+                "statement" => {
+                    // The work ignores that a statement failed.
+                    let _ = sqlx::query("select 1 / 0").execute(&mut *tx).await;
+                }
+                _ => panic!("on purpose"),
+            }
+            Ok(())
+        })
+        .await
+    };
+    let worker = with_bookings(&fixture).await;
+    let mut ids = Vec::new();
+    for how in ["failure", "statement", "panic"] {
+        ids.push(fixture.add(NewJob::new("order", how).max_attempts(1)).await);
+    }
+    drain(worker.function("order", order)).await;
+    assert_eq!(bookings(&fixture).await, 0);
+    for id in ids {
+        assert_eq!(fixture.status(id).await, Status::FailedPermanent);
+        assert_eq!(journal(&fixture, id).await, (vec![], vec![]));
+    }
+}
+
+/// The lease is lost before the step begins. Afterwards it cannot be lost.
+async fn a_step_in_a_transaction_under_a_lost_lease_rolls_everything_back(fixture: Fixture) {
+    let (runs, other) = (Calls::default(), fixture.client());
+    let counted = runs.clone();
+    let order = move |(): (), ctx: Context| {
+        let (runs, other) = (counted.clone(), other.clone());
+        async move {
+            let lease = ctx.job().lease();
+            if lease.lease_no == 1 {
+                // Another worker takes the job meanwhile.
+                other.release(&[lease]).await?;
+            }
+            ctx.step_in("book", async |tx| {
+                runs.count();
+                Ok(book(tx, 7).await?)
+            })
+            .await
+        }
+    };
+    let worker = with_bookings(&fixture).await;
+    let id = fixture.add(NewJob::new("order", &())).await;
+    drain(worker.function("order", order)).await;
+    until_status(&fixture, id, Status::Succeeded).await;
+    assert_eq!((bookings(&fixture).await, runs.so_far()), (1, 1));
+    assert_eq!(fixture.steps(id).await.expect("steps")[0].lease_no, 2);
+}
+
+async fn no_other_worker_gets_the_job_while_a_step_in_a_transaction_runs(fixture: Fixture) {
+    let swept = Arc::new(Mutex::new(None));
+    let (noted, sweeper) = (swept.clone(), fixture.clone());
+    let order = move |(): (), ctx: Context| {
+        let (noted, sweeper) = (noted.clone(), sweeper.clone());
+        async move {
+            ctx.step_in("book", async |tx| {
+                book(tx, 7).await?;
+                // This worker counts as dead, but its lease is locked.
+                let report = sweeper.crash_all_workers().await;
+                *noted.lock().expect("noted") = Some(report.recovered);
+                Ok(())
+            })
+            .await
+        }
+    };
+    let worker = with_bookings(&fixture).await;
+    let id = fixture.add(NewJob::new("order", &())).await;
+    drain(worker.function("order", order)).await;
+    assert_eq!(*swept.lock().expect("swept"), Some(0));
+    assert_eq!((bookings(&fixture).await, journal(&fixture, id).await.0.len()), (1, 1));
+}
+
+async fn a_step_in_a_transaction_keeps_the_limits_of_steps(fixture: Fixture) {
+    let order = |case: String, ctx: Context| async move {
+        match case.as_str() {
+            "twice" => {
+                ctx.step("a", || async { Ok(()) }).await?;
+                ctx.step_in("a", async |tx| Ok(book(tx, 7).await?)).await
+            }
+            _ => {
+                let large = ctx.step_in("large", async |tx| {
+                    book(tx, 7).await?;
+                    Ok("x".repeat(1024 * 1024))
+                });
+                large.await.map(drop)
+            }
+        }
+    };
+    let worker = with_bookings(&fixture).await;
+    let twice = fixture.add(NewJob::new("order", "twice")).await;
+    let large = fixture.add(NewJob::new("order", "large")).await;
+    drain(worker.function("order", order)).await;
+    for (id, message) in [(twice, "used twice"), (large, "step `large`: value:")] {
+        let job = fixture.get(id).await.expect("get");
+        assert_eq!(job.status, Status::FailedPermanent);
+        let error = job.last_error.expect("error");
+        assert!(error.contains(message), "{error}");
+    }
+    assert_eq!(bookings(&fixture).await, 0);
+}
+
+async fn a_step_in_a_transaction_needs_postgres(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("order", &())).await;
+    let order = |(): (), ctx: Context| async move { ctx.step_in("book", async |_| Ok(())).await };
+    drain(worker(&fixture).function("order", order)).await;
+    let job = fixture.get(id).await.expect("get");
+    assert_eq!(job.status, Status::FailedPermanent);
+    assert!(job.last_error.expect("error").contains("`step_in` needs a Postgres database"));
 }

@@ -61,6 +61,7 @@ cases! {
 cases! {
     only on postgres:
     an_enqueue_that_waited_for_its_key_starts_the_job,
+    an_event_emitted_in_sql_starts_the_job_at_once,
 }
 
 /// A worker that has nothing to do. It polls every 600 seconds and does neither
@@ -117,6 +118,27 @@ async fn an_event_starts_the_job_that_waits_for_it(fixture: Fixture) {
     let running = idle_worker(&fixture).await;
     fixture.emit("approved", &1).await.expect("emit");
     must_start(&fixture, running, claimed.lease().id).await;
+}
+
+/// Upkeep looks for new events every second, too. So each event is emitted right after such a
+/// look, and ten of them take about ten seconds unless they are notified.
+async fn an_event_emitted_in_sql_starts_the_job_at_once(fixture: Fixture) {
+    let mut jobs = Vec::new();
+    for round in 0..10 {
+        let claimed = running_elsewhere(&fixture).await;
+        fixture.must_finish(&claimed, waits_for(&format!("round {round}"))).await;
+        jobs.push(claimed.lease().id);
+    }
+    let running = idle_worker(&fixture).await;
+    let mut connection = fixture.postgres().await;
+    let started = std::time::Instant::now();
+    for (round, id) in jobs.into_iter().enumerate() {
+        let emit = sqlx::query("select emit($1)").bind(format!("round {round}"));
+        emit.execute(&mut connection).await.expect("emit");
+        until_status(&fixture, id, Status::Succeeded).await;
+    }
+    assert!(started.elapsed() < 6 * SECOND, "they were not delivered at once: {:?}", started.elapsed());
+    running.stop().await;
 }
 
 async fn a_job_that_is_suspended_after_its_event_starts(fixture: Fixture) {

@@ -23,6 +23,8 @@ cases! {
     a_batch_that_is_stopped_is_counted_once,
     the_counters_of_known_kinds_start_at_zero,
     an_attempt_of_an_http_worker_is_counted_once,
+    steps_and_events_are_counted,
+    steps_of_http_workers_are_counted,
 }
 
 /// Counts for the whole process, so each case uses its own kinds.
@@ -55,6 +57,17 @@ impl Counters {
         let counters = self.0.lock().expect("counters");
         let counter = counters.get(&Key::from_parts("worker_jobs_completed_total", labels));
         counter.map(|counter| counter.load(Ordering::SeqCst))
+    }
+
+    /// The counters of steps and events: stored, replayed, timed out, emitted, delivered.
+    fn steps(&self) -> [Option<u64>; 5] {
+        let counters = self.0.lock().expect("counters");
+        ["steps_stored", "steps_replayed", "waits_timed_out", "events_emitted", "events_delivered"].map(
+            |name| {
+                let counter = counters.get(&Key::from_name(format!("longshore_{name}_total")));
+                counter.map(|counter| counter.load(Ordering::SeqCst))
+            },
+        )
     }
 
     fn in_flight(&self, kind: &str) -> i64 {
@@ -176,8 +189,17 @@ async fn a_batch_that_is_stopped_is_counted_once(fixture: Fixture) {
 }
 
 /// The values of the label `outcome`.
-const OUTCOMES: [&str; 8] =
-    ["succeeded", "retrying", "failed_permanent", "cancelled", "snoozed", "released", "lease_lost", "error"];
+const OUTCOMES: [&str; 9] = [
+    "succeeded",
+    "retrying",
+    "failed_permanent",
+    "cancelled",
+    "snoozed",
+    "suspended",
+    "released",
+    "lease_lost",
+    "error",
+];
 
 async fn the_counters_of_known_kinds_start_at_zero(fixture: Fixture) {
     let (counters, [handled, leased, registered]) = (Counters::installed(), [(); 3].map(|()| new_kind()));
@@ -231,4 +253,67 @@ async fn an_attempt_of_an_http_worker_is_counted_once(fixture: Fixture) {
     http.send("DELETE", &path, &[], "").await.expect_status(204);
     assert_eq!((counters.completed(kind, "released"), counters.in_flight(kind)), (Some(2), 0));
     assert_eq!(counters.total("worker_jobs_started_total", kind), 5);
+}
+
+/// These counters have no kind, so this works only in a process of its own, as with nextest.
+async fn steps_and_events_are_counted(fixture: Fixture) {
+    let (counters, kind) = (Counters::installed(), new_kind());
+    let handler = |(): (), ctx: Context| async move {
+        ctx.step("a", || async { Ok(()) }).await?;
+        ctx.event::<u32>("approved").await?;
+        ctx.sleep("nap", SECOND).await?;
+        ctx.event::<u32>("never").within(SECOND).await?;
+        Ok(())
+    };
+    let run = async || {
+        let worker = Worker::builder(fixture.client()).settings(settings(1)).function(kind, handler);
+        worker.build().expect("build").drain().await.expect("drain");
+    };
+    run().await;
+    assert_eq!(counters.steps(), [Some(0); 5], "they start at zero");
+    let id = fixture.add(NewJob::new(kind, &())).await;
+    run().await;
+    assert_eq!(counters.steps(), [1, 0, 0, 0, 0].map(Some));
+    for payload in [1, 2] {
+        fixture.emit("approved", &payload).await.expect("emit");
+    }
+    assert_eq!(counters.steps(), [1, 0, 0, 1, 1].map(Some), "the second emit is a repetition");
+    run().await;
+    assert_eq!(counters.steps(), [2, 1, 0, 1, 1].map(Some));
+    for expected in [[3, 3, 0, 1, 1], [4, 6, 1, 1, 1]] {
+        fixture.advance(SECOND).await;
+        run().await;
+        assert_eq!(counters.steps(), expected.map(Some), "the end of a sleep is not a timeout");
+    }
+    assert_eq!(fixture.status(id).await, Status::Succeeded);
+    assert_eq!(counters.completed(kind, "suspended"), Some(3));
+}
+
+async fn steps_of_http_workers_are_counted(fixture: Fixture) {
+    let (counters, kind) = (Counters::installed(), new_kind());
+    let http = HttpClient::new(&fixture);
+    let id = fixture.add(NewJob::new(kind, &())).await;
+    let mut leased = http.post("/leases", &json!({})).await.expect_status(200).json();
+    let call = async |leased: &serde_json::Value, path: &str, field: &str, item: serde_json::Value| {
+        let mut body = json!({ "worker_id": leased["worker_id"], "id": id.to_string() });
+        body["lease_no"] = leased["jobs"][0]["lease_no"].clone();
+        body[field] = json!([item]);
+        http.post(path, &body).await.expect_status(200);
+    };
+    for _ in 0..2 {
+        call(&leased, "/leases/steps", "steps", json!({ "name": "a" })).await;
+    }
+    let wait = json!({ "name": "approval", "events": ["approved"], "within_seconds": 1 });
+    call(&leased, "/leases/wait", "waits", wait.clone()).await;
+    fixture.advance(SECOND).await;
+    leased = http
+        .post("/leases", &json!({ "worker_id": leased["worker_id"], "wait_seconds": 20 }))
+        .await
+        .expect_status(200)
+        .json();
+    for _ in 0..2 {
+        call(&leased, "/leases/wait", "waits", wait.clone()).await;
+    }
+    assert_eq!(counters.steps()[..3], [2, 1, 1].map(Some));
+    assert_eq!(counters.completed(kind, "suspended"), Some(1));
 }

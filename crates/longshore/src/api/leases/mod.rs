@@ -1,11 +1,12 @@
 //! Workers in any language: they lease jobs, renew the leases and settle them over
-//! HTTP. Fence, recovery and cancellation are the same as for workers in Rust. A
+//! HTTP. They can do durable steps and wait like Rust handlers. Fence, recovery and cancellation are the same as for workers in Rust. A
 //! worker's first call registers it, and every call is a heartbeat.
 
 mod lease;
 mod renew;
 mod sessions;
 mod settle;
+mod steps;
 
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ pub(super) use lease::*;
 pub(super) use renew::*;
 pub(super) use sessions::Sessions;
 pub(super) use settle::*;
+pub(super) use steps::*;
 
 /// The maximum number of leases that one call renews or settles.
 const MAX_ITEMS: usize = 1000;

@@ -95,6 +95,15 @@ pub(in crate::api) enum SettleResult {
     LeaseLost,
 }
 
+impl From<Fenced> for SettleResult {
+    fn from(fenced: Fenced) -> Self {
+        match fenced {
+            Fenced::Held => SettleResult::Stored,
+            Fenced::LeaseLost => SettleResult::LeaseLost,
+        }
+    }
+}
+
 /// Settles attempts, each independently of the others.
 ///
 /// If the response is lost, repeat the call: an outcome that is already stored counts
@@ -142,10 +151,7 @@ pub(in crate::api) async fn settle(
     let items = refs.into_iter().zip(stored).map(|(LeaseRef { id, lease_no }, fenced)| SettledItem {
         id,
         lease_no,
-        settled: match fenced {
-            Fenced::Held => SettleResult::Stored,
-            Fenced::LeaseLost => SettleResult::LeaseLost,
-        },
+        settled: fenced.into(),
     });
     Ok(Json(SettleResponse { items: items.collect() }))
 }

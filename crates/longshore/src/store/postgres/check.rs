@@ -1,5 +1,5 @@
 //! The consistency check: every job is in exactly one table, keys belong to live
-//! jobs, and the tallies match the rows. Also the safe repairs, and the check whether commits
+//! jobs, steps and waits belong to jobs, and the tallies match the rows. Also the safe repairs, and the check whether commits
 //! are durable.
 
 use sqlx::Row;
@@ -24,6 +24,29 @@ macro_rules! key_without_owner {
               where j.id = k.job
                 and j.unique_key = k.key
                 and (w.id is not null or r.id is not null))"
+    };
+}
+
+/// A step or a wait, `o`, of a job that is in no table. A job that has lost only its request is
+/// another problem.
+macro_rules! journal_without_job {
+    () => {
+        "not exists (select 1 from longshore.jobs j where j.id = o.job)
+           and not exists (select 1 from longshore.ready w where w.id = o.job)
+           and not exists (select 1 from longshore.running r where r.id = o.job)
+           and not exists (select 1 from longshore.finished f where f.id = o.job)"
+    };
+}
+
+/// A wait, `s`, for an event, `e`, that counts as delivered. The job waits on. An event whose time
+/// has passed counts as absent.
+macro_rules! missed_delivery {
+    () => {
+        "s.event = e.name
+            and not s.woken
+            and not e.fresh
+            and e.emitted_at >= longshore.clock() - interval '7 days'
+            and exists (select 1 from longshore.ready w where w.id = s.job and w.lease_no = s.lease_no)"
     };
 }
 
@@ -110,6 +133,30 @@ const CHECKS: &[&str] = &[
                        tallied, outcome, kind, queue, found)
            from",
         miscounted!(""),
+        "
+          limit 100"
+    ),
+    concat!(
+        "select format('steps or waits of job %s are left, but there is no such job', o.job)
+           from (select job from longshore.steps
+                 union
+                 select job from longshore.waits) o
+          where ",
+        journal_without_job!(),
+        "
+          limit 100"
+    ),
+    "select format('job %s waits for event `%s` since lease %s, but that lease is running', s.job, s.event, s.lease_no)
+       from longshore.waits s
+       join longshore.running r on r.id = s.job
+      where not s.woken
+        and s.lease_no >= r.lease_no
+      limit 100",
+    concat!(
+        "select format('job %s waits for event `%s`, which counts as delivered', s.job, e.name)
+           from longshore.events e, longshore.waits s
+          where ",
+        missed_delivery!(),
         "
           limit 100"
     ),
@@ -266,6 +313,24 @@ pub(super) async fn repairs(tx: &mut Tx<'_>) -> Sql<Vec<Repair>> {
     ];
     const FREE_KEY: &str =
         concat!("select k.key, k.job from longshore.keys k where ", key_without_owner!(), " limit 1000");
+    const WITHOUT_JOB: &str = concat!(
+        "select o.job
+           from (select job from longshore.steps
+                 union
+                 select job from longshore.waits) o
+          where ",
+        journal_without_job!(),
+        "
+          limit 1000"
+    );
+    const MISSED: &str = concat!(
+        "select distinct e.name
+           from longshore.events e, longshore.waits s
+          where ",
+        missed_delivery!(),
+        "
+          limit 1000"
+    );
     const MISCOUNTED: &str = concat!(
         "select queue, kind, outcome::text, tallied, found
            from",
@@ -282,6 +347,9 @@ pub(super) async fn repairs(tx: &mut Tx<'_>) -> Sql<Vec<Repair>> {
     }
     let keys: Vec<(String, Uuid)> = sqlx::query_as(tx.sql(FREE_KEY)).fetch_all(&mut *tx.connection).await?;
     repairs.extend(keys.into_iter().map(|(key, job)| Repair::FreeKey { key, job: JobId(job) }));
+    repairs.extend(jobs(tx, WITHOUT_JOB).await?.into_iter().map(|job| Repair::DropJournal { job }));
+    let events: Vec<String> = sqlx::query_scalar(tx.sql(MISSED)).fetch_all(&mut *tx.connection).await?;
+    repairs.extend(events.into_iter().map(|event| Repair::Redeliver { event }));
     let wrong = sqlx::query(tx.sql(MISCOUNTED)).fetch_all(&mut *tx.connection).await?;
     for row in &wrong {
         repairs.push(miscounted(row)?);
@@ -342,6 +410,36 @@ pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
         concat!("delete from longshore.finished s where s.id = $1 and ", without_request!("finished"));
     const DROP_KEY: &str =
         concat!("delete from longshore.keys k where k.job = $1 and k.key = $2 and ", key_without_owner!());
+    const DROP_JOURNAL: &str = concat!(
+        "with deleted_waits as (
+           delete from longshore.waits o
+            where o.job = $1
+              and ",
+        journal_without_job!(),
+        "
+          returning job),
+         deleted_steps as (
+           delete from longshore.steps o
+            where o.job = $1
+              and ",
+        journal_without_job!(),
+        "
+          returning job)
+         select job from deleted_waits
+          union all
+         select job from deleted_steps"
+    );
+    const REDELIVER: &str = concat!(
+        "update longshore.events e
+            set fresh = true
+          where e.name = $1
+            and exists (
+                  select 1
+                    from longshore.waits s
+                   where ",
+        missed_delivery!(),
+        ")"
+    );
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     tx.limit_lock_waits(MAX_LOCK_WAIT).await?;
@@ -352,6 +450,13 @@ pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
         Repair::DropWithoutRequest { job, table: StateTable::Running } => (DROP_RUNNING, job),
         Repair::DropWithoutRequest { job, table: StateTable::Finished } => (DROP_FINISHED, job),
         Repair::FreeKey { job, .. } => (DROP_KEY, job),
+        Repair::DropJournal { job } => (DROP_JOURNAL, job),
+        Repair::Redeliver { event } => {
+            let query = sqlx::query(tx.sql(REDELIVER)).bind(event);
+            let redelivered = query.execute(&mut *tx.connection).await?.rows_affected() > 0;
+            transaction.commit().await?;
+            return Ok(redelivered);
+        }
         Repair::CorrectTally { queue, kind, outcome, .. } => {
             let corrected = correct_tally(tx, queue, kind, *outcome).await?;
             transaction.commit().await?;

@@ -18,12 +18,33 @@ use super::tx::{Fault, Sql, Tx};
 use crate::error::Error;
 use crate::store::{Delivered, Emitted, EventRecord};
 
+/// Whether an event, `e`, counts as absent: its time has passed, and no job that it woke still
+/// has to read it. A wait that is not woken does not keep it: that job waits for the next one.
+macro_rules! is_expired {
+    () => {
+        "(e.emitted_at < longshore.clock() - interval '7 days'
+             and not e.fresh
+             and not exists (
+                   select 1
+                     from longshore.waits w
+                    where w.event = e.name
+                      and w.woken))"
+    };
+}
+
 /// The setting ends with the statement.
-const EMIT: &str = "
-    insert into longshore.events (name, emitted_at, payload)
+const EMIT: &str = concat!(
+    "
+    insert into longshore.events as e (name, emitted_at, payload)
     select $1, longshore.clock(), $2::text::json
      where set_config('lock_timeout', $3, true) <> ''
-        on conflict (name) do nothing";
+        on conflict (name) do update
+       set emitted_at = excluded.emitted_at,
+           payload = excluded.payload,
+           fresh = true
+     where ",
+    is_expired!()
+);
 
 /// `max_wait` limits how long the emit waits for another client's open transaction that
 /// emits an event with the same name.
@@ -49,11 +70,16 @@ pub(super) async fn emit(
     }
 }
 
-const EVENTS: &str = "
-    select name, payload::text, emitted_at
-      from longshore.events
-     where name = any($1)
-     order by emitted_at, name";
+const EVENTS: &str = concat!(
+    "
+    select e.name, e.payload::text, e.emitted_at
+      from longshore.events e
+     where e.name = any($1)
+       and not ",
+    is_expired!(),
+    "
+     order by e.emitted_at, e.name"
+);
 
 pub(super) async fn events(tx: &mut Tx<'_>, names: &[String]) -> Sql<Vec<EventRecord>> {
     let rows = sqlx::query(tx.sql(EVENTS)).bind(names).fetch_all(&mut *tx.connection).await?;
@@ -73,11 +99,16 @@ const LOCK_AWAITED: &str = "
     select count(pg_advisory_xact_lock_shared(hashtextextended('longshore.events:' || name, 0)))
       from (select name from unnest($1::text[]) as n(name) order by name) as sorted";
 
-const IS_ANY_EMITTED: &str = "
+const IS_ANY_EMITTED: &str = concat!(
+    "
     select exists (
       select 1
-        from longshore.events
-       where name = any($1))";
+        from longshore.events e
+       where e.name = any($1)
+         and not ",
+    is_expired!(),
+    ")"
+);
 
 /// Whether one of these events has been emitted. Until the transaction ends, none of them is
 /// delivered.
@@ -193,26 +224,21 @@ pub(super) async fn deliver(tx: &mut Tx<'_>, limit: u32) -> Sql<Delivered> {
     Ok(Delivered { queues, more: is_full && locked == 0 })
 }
 
-const REMOVE_EVENTS: &str = "
+const REMOVE_EVENTS: &str = concat!(
+    "
     delete from longshore.events
      where name = any(array(
-             select name
+             select e.name
                from longshore.events e
-              where emitted_at < longshore.clock() - $1 * interval '1 microsecond'
-                and not fresh
-                and not exists (
-                      select 1
-                        from longshore.waits w
-                       where w.event = e.name)
-              order by emitted_at
-              limit $2
-                for update skip locked))";
+              where ",
+    is_expired!(),
+    "
+              order by e.emitted_at
+              limit $1
+                for update skip locked))"
+);
 
-pub(super) async fn remove_events(tx: &mut Tx<'_>, age: Duration, limit: u32) -> Sql<u64> {
-    let done = sqlx::query(tx.sql(REMOVE_EVENTS))
-        .bind(i64::try_from(age.as_micros()).unwrap_or(i64::MAX))
-        .bind(i64::from(limit))
-        .execute(&mut *tx.connection)
-        .await?;
+pub(super) async fn remove_events(tx: &mut Tx<'_>, limit: u32) -> Sql<u64> {
+    let done = sqlx::query(tx.sql(REMOVE_EVENTS)).bind(i64::from(limit)).execute(&mut *tx.connection).await?;
     Ok(done.rows_affected())
 }

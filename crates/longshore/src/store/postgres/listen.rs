@@ -1,9 +1,9 @@
 //! Notifications by `LISTEN` and `NOTIFY`. They are a hint in addition to polling and
 //! heartbeats; nothing relies on them.
 //!
-//! Due jobs and cancels have a channel each, on one connection. The payload is a queue's
-//! name, which can be any text, or a worker's id. A build that does not know the second
-//! channel does not listen to it.
+//! Due jobs, cancels and events that were emitted in SQL have a channel each, on one connection.
+//! The payload is a queue's name, which can be any text, a worker's id, or empty. A build that does
+//! not know a channel does not listen to it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +50,11 @@ pub(super) struct Listener {
 
 impl Listener {
     pub(super) fn new(schema: &Schema, connector: Arc<Connector>) -> Self {
-        let channels = Channels { wake: schema.channel("wake"), stop: schema.channel("stop") };
+        let channels = Channels {
+            wake: schema.channel("wake"),
+            stop: schema.channel("stop"),
+            emit: schema.channel("emit"),
+        };
         Listener::on(channels, connector)
     }
 
@@ -96,6 +100,7 @@ impl Listener {
 struct Channels {
     wake: String,
     stop: String,
+    emit: String,
 }
 
 impl Channels {
@@ -270,6 +275,7 @@ async fn listen(
             continue;
         };
         match tokio::time::timeout(PROBE_EVERY, open.try_recv()).await {
+            Ok(Ok(Some(notification))) if notification.channel() == channels.emit => sender.send_emitted(),
             Ok(Ok(Some(notification))) => {
                 let notice = channels.read(&notification).filter(|notice| !own.is_own(notice));
                 sender.send(notice.as_slice());
@@ -292,7 +298,7 @@ async fn connect(connector: &Connector, channels: &Channels) -> Sql<PgListener> 
         let pool = pool.connect_lazy_with(connector.options().await?);
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.eager_reconnect(false);
-        listener.listen_all([channels.wake.as_str(), channels.stop.as_str()]).await?;
+        listener.listen_all([&channels.wake, &channels.stop, &channels.emit].map(String::as_str)).await?;
         Ok(listener)
     };
     within(CONNECT_TIMEOUT, listening).await

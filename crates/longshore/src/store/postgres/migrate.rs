@@ -169,10 +169,12 @@ impl Schema {
         // Quoted, because a name may be an SQL keyword.
         text.replace("longshore.wake", &self.channel("wake"))
             .replace("longshore.stop", &self.channel("stop"))
+            // Quoted: the function has the same name.
+            .replace("'longshore.emit'", &format!("'{}'", self.channel("emit")))
             .replace("longshore.", &format!("\"{}\".", self.name))
     }
 
-    /// The channel for notifications of due jobs (`wake`) or of cancels (`stop`).
+    /// The channel for notifications of due jobs (`wake`), of cancels (`stop`) or of events (`emit`).
     /// Postgres cuts channel names at 63 bytes. Two long schema names with the same
     /// first 58 bytes share a channel and wake each other needlessly.
     pub(super) fn channel(&self, purpose: &str) -> String {

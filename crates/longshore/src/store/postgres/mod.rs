@@ -10,7 +10,7 @@
 //! | `enqueue` | storing new jobs; keys |
 //! | `claim`, `claim_sql` | leasing due jobs; the statements of a claim |
 //! | `lease` | live leases: progress, checkpoints |
-//! | `steps`, `settle` | journaled steps; storing how attempts end |
+//! | `steps`, `step_in`, `settle` | journaled steps; steps in the user's transaction; storing how attempts end |
 //! | `workers` | registration, heartbeats |
 //! | `recover` | dead workers and their leases |
 //! | `operate`, `events`, `queues` | operators' commands on jobs; events; queue settings |
@@ -57,12 +57,17 @@ mod run;
 mod schedules;
 mod settle;
 mod stats;
+#[cfg(feature = "worker")]
+mod step_in;
 mod steps;
 mod store;
 mod tokens;
 mod turns;
 mod tx;
 mod workers;
+
+#[cfg(feature = "worker")]
+pub(crate) use step_in::StepConnection;
 
 /// The queue in a Postgres database.
 #[derive(Clone, Debug)]

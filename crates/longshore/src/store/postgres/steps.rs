@@ -1,12 +1,13 @@
 //! Durable steps: the journal of a job, and what it waits for.
 
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 
 use super::inspect::raw;
 use super::lease::fenced;
 use super::tx::{Sql, Tx};
 use crate::job::JobId;
-use crate::store::{Fenced, NewStep, Settlement, StepRecord, StepState};
+use crate::store::{Fenced, Journaled, NewStep, Settlement, StepRecord, StepState};
 
 const STEPS: &str = "
     select name, lease_no, saved_at, until, value::text
@@ -16,19 +17,40 @@ const STEPS: &str = "
 
 pub(super) async fn steps(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<StepRecord>> {
     let rows = sqlx::query(tx.sql(STEPS)).bind(id.0).fetch_all(&mut *tx.connection).await?;
-    let mut steps = Vec::with_capacity(rows.len());
-    for row in &rows {
-        steps.push(StepRecord {
-            name: row.try_get(0)?,
-            lease_no: row.try_get(1)?,
-            saved_at: row.try_get(2)?,
-            state: match row.try_get::<Option<String>, _>(4)? {
-                Some(value) => StepState::Done(raw(value)?),
-                None => StepState::Waiting { until: row.try_get(3)? },
-            },
-        });
-    }
-    Ok(steps)
+    rows.iter().map(step).collect()
+}
+
+fn step(row: &PgRow) -> Sql<StepRecord> {
+    Ok(StepRecord {
+        name: row.try_get(0)?,
+        lease_no: row.try_get(1)?,
+        saved_at: row.try_get(2)?,
+        state: match row.try_get::<Option<String>, _>(4)? {
+            Some(value) => StepState::Done(raw(value)?),
+            None => StepState::Waiting { until: row.try_get(3)? },
+        },
+    })
+}
+
+/// The length of a value is known without reading the value.
+const JOURNAL_SIZE: &str = "
+    select count(*), coalesce(sum(octet_length(value::text)), 0)::int8
+      from longshore.steps
+     where job = $1";
+
+const NAMED_STEPS: &str = "
+    select name, lease_no, saved_at, until, value::text
+      from longshore.steps
+     where job = $1
+       and name = any($2)
+     order by name";
+
+pub(super) async fn journaled(tx: &mut Tx<'_>, id: JobId, names: &[String]) -> Sql<Journaled> {
+    let (steps, bytes): (i64, i64) =
+        sqlx::query_as(tx.sql(JOURNAL_SIZE)).bind(id.0).fetch_one(&mut *tx.connection).await?;
+    let rows = sqlx::query(tx.sql(NAMED_STEPS)).bind(id.0).bind(names).fetch_all(&mut *tx.connection).await?;
+    let named = rows.iter().map(step).collect::<Sql<_>>()?;
+    Ok(Journaled { steps: steps as usize, bytes: bytes as usize, named })
 }
 
 /// Locks the leases in the order of their ids, as everywhere. Like the statements of
@@ -136,12 +158,12 @@ const SAVE_WAITS: &str = "
          set lease_no = excluded.lease_no,
              until = excluded.until
        where steps.value is null)
-    insert into longshore.waits (event, job, lease_no)
-    select event, $1, $2
+    insert into longshore.waits (event, job, lease_no, woken)
+    select event, $1, $2, $6
       from unnest((select $5::text[])) as i(event)
         on conflict (event, job) do update
        set lease_no = excluded.lease_no,
-           woken = false";
+           woken = excluded.woken";
 
 /// Journals what a suspended job waits for.
 pub(super) async fn save_waits(tx: &mut Tx<'_>, settlement: &Settlement) -> Sql<()> {
@@ -155,6 +177,7 @@ pub(super) async fn save_waits(tx: &mut Tx<'_>, settlement: &Settlement) -> Sql<
         .bind(waits.iter().map(|wait| wait.step.as_str()).collect::<Vec<_>>())
         .bind(waits.iter().map(|wait| wait.until).collect::<Vec<_>>())
         .bind(settlement.awaited_events())
+        .bind(settlement.is_due_now())
         .execute(&mut *tx.connection)
         .await?;
     Ok(())

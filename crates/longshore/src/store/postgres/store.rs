@@ -88,6 +88,10 @@ impl Store for PostgresStore {
         Ok(if self.0.notify { notices } else { notices.with_poll_interval(CANCEL_POLL_INTERVAL) })
     }
 
+    async fn subscribe_to_events(&self) -> Result<EventNotices> {
+        Ok(self.0.listener.subscribe(NoticeSender::emitted).await)
+    }
+
     // ---- claim ------------------------------------------------------------
 
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
@@ -132,6 +136,11 @@ impl Store for PostgresStore {
 
     async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
         self.run_read(id, |tx, id| Box::pin(steps::steps(tx, *id))).await
+    }
+
+    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
+        self.run_read((id, names.to_vec()), |tx, (id, names)| Box::pin(steps::journaled(tx, *id, names)))
+            .await
     }
 
     async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
@@ -243,8 +252,8 @@ impl Store for PostgresStore {
         self.run_quick(limit, |tx, limit| Box::pin(events::deliver(tx, *limit))).await
     }
 
-    async fn remove_events(&self, age: Duration, limit: u32) -> Result<u64> {
-        self.run((age, limit), |tx, (age, limit)| Box::pin(events::remove_events(tx, *age, *limit))).await
+    async fn remove_events(&self, limit: u32) -> Result<u64> {
+        self.run(limit, |tx, limit| Box::pin(events::remove_events(tx, *limit))).await
     }
 
     // ---- queues -----------------------------------------------------------

@@ -13,6 +13,11 @@ use crate::error::Error;
 /// transactions never wait between two statements, so the server ends one that does.
 const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '5s'";
 
+/// As [`BEGIN`], for a transaction in which the user's code runs. It may wait for something else
+/// between two statements, but not for long: the lease is locked meanwhile.
+#[cfg(feature = "worker")]
+const BEGIN_STEP: &str = "begin; set local idle_in_transaction_session_timeout = '60s'";
+
 /// One snapshot for several statements. They read the first few rows of an index. Without
 /// statistics, as on a new table, the planner would rather read all rows of a queue and sort
 /// them, so it has to use the index.
@@ -60,6 +65,12 @@ impl<'c> Tx<'c> {
             self.connection.begin_with(BEGIN).await?
         };
         Ok(Transaction { store: self.store, inner })
+    }
+
+    /// Begins a transaction in which the user's code runs.
+    #[cfg(feature = "worker")]
+    pub(super) async fn begin_step(self) -> Sql<Transaction<'c>> {
+        Ok(Transaction { store: self.store, inner: self.connection.begin_with(BEGIN_STEP).await? })
     }
 
     /// Begins a read-only transaction whose statements all see the same rows.

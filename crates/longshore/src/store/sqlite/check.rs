@@ -1,9 +1,10 @@
 //! The consistency check: every job is in exactly one table, keys belong to live
-//! jobs, and the tallies match the rows. Also the safe repairs, and the check whether commits
+//! jobs, steps and waits belong to jobs, and the tallies match the rows. Also the safe repairs, and the check whether commits
 //! are durable.
 
 use rusqlite::params;
 
+use super::events::oldest_kept;
 use super::retain::delete_rows;
 use super::settle::tally;
 use super::tx::{Columns, Sql, Tx};
@@ -24,6 +25,29 @@ macro_rules! key_without_owner {
                   and j.unique_key = keys.key
                   and (exists (select 1 from ready w where w.id = j.id)
                        or exists (select 1 from running r where r.id = j.id and not r.superseded)))"
+    };
+}
+
+/// A step or a wait, `o`, of a job that is in no table. A job that has lost only its request is
+/// another problem.
+macro_rules! journal_without_job {
+    () => {
+        "not exists (select 1 from jobs j where j.id = o.job)
+           and not exists (select 1 from ready w where w.id = o.job)
+           and not exists (select 1 from running r where r.id = o.job)
+           and not exists (select 1 from finished f where f.id = o.job)"
+    };
+}
+
+/// A wait, `s`, for an event, `e`, that counts as delivered. The job waits on. An event that is
+/// older than `?2` counts as absent.
+macro_rules! missed_delivery {
+    () => {
+        "s.event = e.name
+            and s.woken = 0
+            and e.fresh = 0
+            and e.emitted_at >= ?2
+            and exists (select 1 from ready w where w.id = s.job and w.lease_no = s.lease_no)"
     };
 }
 
@@ -119,6 +143,34 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
          where (j.unique_key is not null or live.keyed)
            and k.key is not j.unique_key
          limit ?1";
+    const JOURNALS_WITHOUT_JOB: &str = concat!(
+        "select o.job
+           from (select job from steps
+                 union
+                 select job from waits) o
+          where ",
+        journal_without_job!(),
+        "
+          limit ?1"
+    );
+    const SUSPENDED_AND_RUNNING: &str = "
+        select s.job,
+               s.event,
+               s.lease_no
+          from waits s
+          join running r on r.id = s.job
+         where s.woken = 0
+           and s.lease_no >= r.lease_no
+         limit ?1";
+    const MISSED_DELIVERIES: &str = concat!(
+        "select s.job,
+                e.name
+           from events e, waits s
+          where ",
+        missed_delivery!(),
+        "
+          limit ?1"
+    );
     let jobs = tx.row(JOBS, [], |row| row.get::<_, i64>(0))?.unwrap_or(0);
     let mut problems = tx.rows(NOT_IN_ONE_TABLE, [MAX_PROBLEMS], |row| {
         Ok(format!(
@@ -172,6 +224,24 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             row.get::<_, String>(1)?,
             row.get::<_, String>(0)?,
             row.get::<_, i64>(4)?
+        ))
+    })?);
+    problems.extend(tx.rows(JOURNALS_WITHOUT_JOB, [MAX_PROBLEMS], |row| {
+        Ok(format!("steps or waits of job {} are left, but there is no such job", row.job(0)?))
+    })?);
+    problems.extend(tx.rows(SUSPENDED_AND_RUNNING, [MAX_PROBLEMS], |row| {
+        Ok(format!(
+            "job {} waits for event `{}` since lease {}, but that lease is running",
+            row.job(0)?,
+            row.get::<_, String>(1)?,
+            row.get::<_, i32>(2)?
+        ))
+    })?);
+    problems.extend(tx.rows(MISSED_DELIVERIES, params![MAX_PROBLEMS, oldest_kept(tx)?], |row| {
+        Ok(format!(
+            "job {} waits for event `{}`, which counts as delivered",
+            row.job(0)?,
+            row.get::<_, String>(1)?
         ))
     })?);
     problems.extend(unreadable_options(tx)?);
@@ -256,6 +326,13 @@ pub(super) fn repairs(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
         ),
     ];
     const FREE_KEY: &str = concat!("select key, job from keys where ", key_without_owner!(), " limit ?1");
+    const WITHOUT_JOB: &str = concat!(
+        "select o.job from (select job from steps union select job from waits) o where ",
+        journal_without_job!(),
+        " limit ?1"
+    );
+    const MISSED: &str =
+        concat!("select distinct e.name from events e, waits s where ", missed_delivery!(), " limit ?1");
     let jobs = |sql: &str| tx.rows(sql, [MAX_REPAIRS], |row| row.job(0));
     let mut repairs = Vec::new();
     repairs.extend(jobs(KEEP_LEASE)?.into_iter().map(|job| Repair::KeepLease { job }));
@@ -266,6 +343,10 @@ pub(super) fn repairs(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
     repairs.extend(
         tx.rows(FREE_KEY, [MAX_REPAIRS], |row| Ok(Repair::FreeKey { key: row.get(0)?, job: row.job(1)? }))?,
     );
+    repairs.extend(jobs(WITHOUT_JOB)?.into_iter().map(|job| Repair::DropJournal { job }));
+    repairs.extend(tx.rows(MISSED, params![MAX_REPAIRS, oldest_kept(tx)?], |row| {
+        Ok(Repair::Redeliver { event: row.get(0)? })
+    })?);
     repairs.extend(miscounted(tx)?);
     Ok(repairs)
 }
@@ -293,6 +374,13 @@ pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
     const DROP_FINISHED: &str =
         concat!("delete from finished where id = ?1 and ", without_request!("finished"));
     const DROP_KEY: &str = concat!("delete from keys where job = ?1 and key = ?2 and ", key_without_owner!());
+    const DROP_STEPS: &str = concat!("delete from steps as o where o.job = ?1 and ", journal_without_job!());
+    const DROP_WAITS: &str = concat!("delete from waits as o where o.job = ?1 and ", journal_without_job!());
+    const REDELIVER: &str = concat!(
+        "update events as e set fresh = 1 where e.name = ?1 and exists (select 1 from waits s where ",
+        missed_delivery!(),
+        ")"
+    );
     let (sql, job) = match repair {
         Repair::KeepLease { job } => (DROP_WAITING_OF_RUNNING, job),
         Repair::KeepOutcome { job } => (DROP_WAITING_OF_FINISHED, job),
@@ -301,6 +389,13 @@ pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
         Repair::DropWithoutRequest { job, table: StateTable::Finished } => (DROP_FINISHED, job),
         Repair::FreeKey { key, job } => {
             return Ok(tx.execute(DROP_KEY, params![job.0.as_bytes(), key])? > 0);
+        }
+        Repair::DropJournal { job } => {
+            let id = job.0.as_bytes();
+            return Ok(tx.execute(DROP_STEPS, [id])? + tx.execute(DROP_WAITS, [id])? > 0);
+        }
+        Repair::Redeliver { event } => {
+            return Ok(tx.execute(REDELIVER, params![event, oldest_kept(tx)?])? > 0);
         }
         Repair::CorrectTally { queue, kind, outcome, .. } => {
             return correct_tally(tx, queue, kind, *outcome);

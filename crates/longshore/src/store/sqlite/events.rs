@@ -1,35 +1,64 @@
 //! Events: emitting them, and waking the jobs that wait for them. There is one writer at a
 //! time, so an event and a wait cannot miss each other.
 
-use std::time::Duration;
-
 use rusqlite::params;
 use serde_json::value::RawValue;
 
 use super::operate::wake;
-use super::tx::{Columns, Sql, Tx, micros};
+use super::tx::{Columns, Sql, Tx};
 use crate::job::JobId;
-use crate::store::{Delivered, Emitted, EventRecord};
+use crate::store::{Delivered, Emitted, EventRecord, RETENTION_DAYS};
+
+/// Whether an event counts as absent: its time has passed (`?1` is the oldest that is kept), and
+/// no job that it woke still has to read it. A wait that is not woken does not keep it: that job
+/// waits for the next one.
+macro_rules! is_expired {
+    () => {
+        "(events.emitted_at < ?1
+           and events.fresh = 0
+           and not exists (
+               select 1
+                 from waits
+                where waits.event = events.name
+                  and waits.woken = 1))"
+    };
+}
+
+/// The oldest event that is kept.
+pub(super) fn oldest_kept(tx: &Tx<'_>) -> Sql<i64> {
+    const DAY: i64 = 24 * 60 * 60 * 1_000_000;
+    Ok(tx.now()?.saturating_sub(RETENTION_DAYS * DAY))
+}
 
 pub(super) fn emit(tx: &Tx<'_>, name: &str, payload: &RawValue) -> Sql<Emitted> {
-    const EMIT: &str = "
-        insert into events (name, emitted_at, payload)
-        values (?1, ?2, ?3)
-            on conflict (name) do nothing";
-    let stored = tx.execute(EMIT, params![name, tx.now()?, payload.get()])?;
+    const EMIT: &str = concat!(
+        "insert into events (name, emitted_at, payload)
+         values (?2, ?3, ?4)
+             on conflict (name) do update
+            set emitted_at = excluded.emitted_at,
+                payload = excluded.payload,
+                fresh = 1
+          where ",
+        is_expired!()
+    );
+    let stored = tx.execute(EMIT, params![oldest_kept(tx)?, name, tx.now()?, payload.get()])?;
     Ok(if stored > 0 { Emitted::First } else { Emitted::Repeated })
 }
 
 pub(super) fn events(tx: &Tx<'_>, names: &[String]) -> Sql<Vec<EventRecord>> {
-    const EVENT: &str = "
-        select name,
-               payload,
-               emitted_at
-          from events
-         where name = ?1";
+    const EVENT: &str = concat!(
+        "select name,
+                payload,
+                emitted_at
+           from events
+          where name = ?2
+            and not ",
+        is_expired!()
+    );
+    let oldest = oldest_kept(tx)?;
     let mut events = Vec::new();
     for name in names {
-        let event = tx.row(EVENT, [name], |row| {
+        let event = tx.row(EVENT, params![oldest, name], |row| {
             Ok(EventRecord {
                 name: row.get(0)?,
                 payload: row.json(1)?.unwrap_or_default(),
@@ -45,12 +74,16 @@ pub(super) fn events(tx: &Tx<'_>, names: &[String]) -> Sql<Vec<EventRecord>> {
 
 /// Whether one of these events has been emitted.
 pub(super) fn is_any_emitted(tx: &Tx<'_>, names: &[String]) -> Sql<bool> {
-    const EMITTED: &str = "
-        select 1
-          from events
-         where name = ?1";
+    const EMITTED: &str = concat!(
+        "select 1
+           from events
+          where name = ?2
+            and not ",
+        is_expired!()
+    );
+    let oldest = oldest_kept(tx)?;
     for name in names {
-        if tx.row(EMITTED, [name], |_| Ok(()))?.is_some() {
+        if tx.row(EMITTED, params![oldest, name], |_| Ok(()))?.is_some() {
             return Ok(true);
         }
     }
@@ -114,20 +147,17 @@ pub(super) fn deliver(tx: &Tx<'_>, limit: u32) -> Sql<Delivered> {
     Ok(Delivered { queues, more: names.len() == MAX_EVENTS })
 }
 
-pub(super) fn remove_events(tx: &Tx<'_>, age: Duration, limit: u32) -> Sql<u64> {
-    const REMOVE: &str = "
-        delete from events
-         where name in (
-               select name
-                 from events
-                where emitted_at < ?1
-                  and fresh = 0
-                  and not exists (
-                      select 1
-                        from waits
-                       where waits.event = events.name)
-                order by emitted_at
-                limit ?2)";
-    let oldest = tx.now()?.saturating_sub(micros(age));
-    Ok(tx.execute(REMOVE, params![oldest, limit])? as u64)
+pub(super) fn remove_events(tx: &Tx<'_>, limit: u32) -> Sql<u64> {
+    const REMOVE: &str = concat!(
+        "delete from events
+          where name in (
+                select name
+                  from events
+                 where ",
+        is_expired!(),
+        "
+                 order by emitted_at
+                 limit ?2)"
+    );
+    Ok(tx.execute(REMOVE, params![oldest_kept(tx)?, limit])? as u64)
 }

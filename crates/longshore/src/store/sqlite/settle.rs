@@ -104,10 +104,14 @@ struct TakenLease {
 /// Ends one lease, and stores its follow-up jobs and waits.
 fn end_with_more(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
     let is_emitted = is_any_emitted(tx, &settlement.awaited_events())?;
-    let end = match is_emitted {
-        true => end_lease(tx, by, &settlement.clone().due_now())?,
-        false => end_lease(tx, by, settlement)?,
+    let due_now;
+    let settlement = if is_emitted {
+        due_now = settlement.clone().due_now();
+        &due_now
+    } else {
+        settlement
     };
+    let end = end_lease(tx, by, settlement)?;
     // If an earlier call ended the lease and its reply was lost, that call also stored
     // the follow-up jobs.
     if !matches!(end, End::Other(_)) {

@@ -1,11 +1,11 @@
 //! Durable steps: the journal of a job, and what it waits for.
 
-use rusqlite::params;
+use rusqlite::{Row, params};
 
 use super::lease::fenced;
 use super::tx::{Columns, Sql, Tx};
 use crate::job::JobId;
-use crate::store::{Fenced, Lease, NewStep, Settlement, StepRecord, StepState};
+use crate::store::{Fenced, Journaled, Lease, NewStep, Settlement, StepRecord, StepState};
 
 pub(super) fn steps(tx: &Tx<'_>, id: JobId) -> Sql<Vec<StepRecord>> {
     const STEPS: &str = "
@@ -17,17 +17,46 @@ pub(super) fn steps(tx: &Tx<'_>, id: JobId) -> Sql<Vec<StepRecord>> {
           from steps
          where job = ?1
          order by name";
-    tx.rows(STEPS, [id.0.as_bytes()], |row| {
-        Ok(StepRecord {
-            name: row.get(0)?,
-            lease_no: row.get(1)?,
-            saved_at: row.time(2)?,
-            state: match row.json(4)? {
-                Some(value) => StepState::Done(value),
-                None => StepState::Waiting { until: row.maybe_time(3)? },
-            },
-        })
+    tx.rows(STEPS, [id.0.as_bytes()], step)
+}
+
+fn step(row: &Row<'_>) -> rusqlite::Result<StepRecord> {
+    Ok(StepRecord {
+        name: row.get(0)?,
+        lease_no: row.get(1)?,
+        saved_at: row.time(2)?,
+        state: match row.json(4)? {
+            Some(value) => StepState::Done(value),
+            None => StepState::Waiting { until: row.maybe_time(3)? },
+        },
     })
+}
+
+pub(super) fn journaled(tx: &Tx<'_>, id: JobId, names: &[String]) -> Sql<Journaled> {
+    const SIZE: &str = "
+        select count(*),
+               coalesce(sum(length(cast(value as blob))), 0)
+          from steps
+         where job = ?1";
+    const NAMED: &str = "
+        select name,
+               lease_no,
+               saved_at,
+               until,
+               value
+          from steps
+         where job = ?1
+           and name = ?2";
+    let size = tx.row(SIZE, [id.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let (steps, bytes): (i64, i64) = size.unwrap_or_default();
+    let mut names: Vec<&String> = names.iter().collect();
+    names.sort();
+    names.dedup();
+    let mut named = Vec::new();
+    for name in names {
+        named.extend(tx.row(NAMED, params![id.0.as_bytes(), name], step)?);
+    }
+    Ok(Journaled { steps: steps as usize, bytes: bytes as usize, named })
 }
 
 pub(super) fn save_steps(tx: &Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
@@ -100,8 +129,8 @@ pub(super) fn save_waits(tx: &Tx<'_>, settlement: &Settlement) -> Sql<()> {
                until = excluded.until
          where value is null";
     const WAIT: &str = "
-        insert into waits (event, job, lease_no)
-        values (?1, ?2, ?3)";
+        insert into waits (event, job, lease_no, woken)
+        values (?1, ?2, ?3, ?4)";
     let Settlement { lease, waits, .. } = settlement;
     let id = lease.id.0.as_bytes();
     if !waits.is_empty() {
@@ -112,7 +141,7 @@ pub(super) fn save_waits(tx: &Tx<'_>, settlement: &Settlement) -> Sql<()> {
         tx.execute(JOURNAL, params![id, wait.step, lease.lease_no, tx.now()?, until])?;
     }
     for event in settlement.awaited_events() {
-        tx.execute(WAIT, params![event, id, lease.lease_no])?;
+        tx.execute(WAIT, params![event, id, lease.lease_no, settlement.is_due_now()])?;
     }
     Ok(())
 }

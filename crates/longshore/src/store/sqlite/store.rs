@@ -79,6 +79,10 @@ impl Store for SqliteStore {
         Ok(self.engine.subscribe(NoticeSender::cancels))
     }
 
+    async fn subscribe_to_events(&self) -> Result<EventNotices> {
+        Ok(EventNotices::NEVER)
+    }
+
     // ---- claim ------------------------------------------------------------
 
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
@@ -129,6 +133,11 @@ impl Store for SqliteStore {
 
     async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
         self.engine.read(move |tx| steps::steps(tx, id)).await
+    }
+
+    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
+        let names = names.to_vec();
+        self.engine.read(move |tx| steps::journaled(tx, id, &names)).await
     }
 
     async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
@@ -233,8 +242,8 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| events::deliver(tx, limit)).await
     }
 
-    async fn remove_events(&self, age: Duration, limit: u32) -> Result<u64> {
-        self.engine.write(move |tx| events::remove_events(tx, age, limit)).await
+    async fn remove_events(&self, limit: u32) -> Result<u64> {
+        self.engine.write(move |tx| events::remove_events(tx, limit)).await
     }
 
     // ---- queues -----------------------------------------------------------

@@ -188,6 +188,16 @@ async fn a_token_limited_to_queues_cannot_use_other_queues(fixture: Fixture) {
     http.post("/leases", &json!({ "worker_id": worker.to_string(), "queues": ["mail"] }))
         .await
         .expect_problem(403, "forbidden", "");
+    let lease = json!({ "worker_id": worker.to_string(), "id": theirs, "lease_no": 1 });
+    http.post("/leases/journal", &lease).await.expect_problem(403, "forbidden", "another queue");
+    for (path, field, item) in [
+        ("/leases/steps", "steps", json!({ "name": "a" })),
+        ("/leases/wait", "waits", json!({ "name": "a", "within_seconds": 1 })),
+    ] {
+        let mut body = lease.clone();
+        body[field] = json!([item]);
+        http.post(path, &body).await.expect_problem(403, "forbidden", "another queue");
+    }
     http.send("DELETE", &format!("/leases/{worker}"), &[], "").await.expect_problem(403, "forbidden", "");
     let batch =
         http.post("/jobs/batch", &json!([job_in("mail"), job_in("other")])).await.expect_status(200).json();

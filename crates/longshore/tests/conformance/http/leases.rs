@@ -46,18 +46,18 @@ cases! {
     a_long_poll_ends_when_the_server_stops,
 }
 
-fn worker(response: &Response) -> String {
+pub(super) fn worker(response: &Response) -> String {
     response.json()["worker_id"].as_str().expect("a worker").to_owned()
 }
 
 /// The only job of a response, as renew and settle name it.
-fn held(response: &Response) -> Value {
+pub(super) fn held(response: &Response) -> Value {
     let jobs = response.json()["jobs"].clone();
     assert_eq!(jobs.as_array().expect("jobs").len(), 1, "{response:?}");
     json!({ "id": jobs[0]["id"], "lease_no": jobs[0]["lease_no"] })
 }
 
-fn ended(lease: &Value, outcome: &str, more: Value) -> Value {
+pub(super) fn ended(lease: &Value, outcome: &str, more: Value) -> Value {
     let mut item = lease.clone();
     item["outcome"] = json!(outcome);
     for (field, value) in more.as_object().expect("an object") {
@@ -66,7 +66,7 @@ fn ended(lease: &Value, outcome: &str, more: Value) -> Value {
     item
 }
 
-async fn settle(http: &HttpClient, worker: &str, item: Value) -> String {
+pub(super) async fn settle(http: &HttpClient, worker: &str, item: Value) -> String {
     let response = http
         .post("/leases/settle", &json!({ "worker_id": worker, "items": [item] }))
         .await

@@ -8,6 +8,7 @@ mod events;
 mod explain;
 mod groups;
 mod jobs;
+mod lease_steps;
 mod leases;
 mod operate;
 mod requests;
