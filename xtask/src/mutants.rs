@@ -25,6 +25,7 @@ use std::{
 };
 
 mod api;
+mod groups;
 mod postgres;
 mod rules;
 mod sqlite;
@@ -60,6 +61,7 @@ fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
         postgres::MUTANTS,
         sqlite::MUTANTS,
         steps::MUTANTS,
+        groups::MUTANTS,
         api::MUTANTS,
     ]
     .into_iter()

@@ -466,9 +466,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "postgres: exceed a queue's limit next to locked jobs",
         file: CLAIM,
-        anchor: "async fn take(",
-        find: "count() as i32;",
-        replace: "count() as i32 * 0;",
+        anchor: "let missing = wanted - (jobs.len() - before);",
+        find: "room.count(&jobs[before..]);",
+        replace: "",
         caught_by: &[
             "locks::postgres_only::a_locked_job_of_a_limited_queue_does_not_let_the_queue_exceed_its_limit",
         ],

@@ -35,11 +35,13 @@ cases! {
     jobs_with_and_without_a_group_take_turns,
     a_slot_that_a_priority_leaves_is_used_by_a_lower_one,
     a_claim_takes_one_suspect_of_all_groups,
+    a_suspect_uses_the_room_of_its_group,
     a_worker_of_other_kinds_leaves_a_group_in_its_place,
     jobs_of_a_group_that_are_due_later_start_then,
     a_job_keeps_its_group_through_every_change,
     a_replacement_moves_a_job_to_its_new_group,
     a_warm_cursor_finds_every_job,
+    a_job_behind_the_position_keeps_the_turn_of_its_group,
     the_limit_of_the_queue_covers_its_groups,
     groups_are_listed_by_name_with_their_settings,
     the_place_in_line_is_known,
@@ -388,6 +390,21 @@ async fn a_claim_takes_one_suspect_of_all_groups(fixture: Fixture) {
     }
 }
 
+async fn a_suspect_uses_the_room_of_its_group(fixture: Fixture) {
+    limit(&fixture, "acme", 2).await;
+    add(&fixture, "acme", 1).await;
+    let (dead, alive) = (fixture.worker().await, fixture.worker_with(DAY).await);
+    let held = fixture.claim(dead, 9).await;
+    let _ = fixture.store().mark_started(&held[0].lease()).await.expect("mark_started");
+    fixture.advance(2 * MINUTE).await;
+    fixture.sweep_now().await;
+    fixture.advance(MINUTE).await;
+    add(&fixture, "acme", 5).await;
+    let claimed = fixture.claim(alive, 9).await;
+    assert_eq!(claimed.len(), 2);
+    assert_eq!(claimed.iter().filter(|job| job.interruptions() > 0).count(), 1);
+}
+
 async fn a_worker_of_other_kinds_leaves_a_group_in_its_place(fixture: Fixture) {
     for group in ["a", "b", "c"] {
         add(&fixture, group, 1).await;
@@ -491,6 +508,19 @@ async fn a_warm_cursor_finds_every_job(fixture: Fixture) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(claimed, 600);
+}
+
+async fn a_job_behind_the_position_keeps_the_turn_of_its_group(fixture: Fixture) {
+    add(&fixture, "acme", 8).await;
+    let (worker, mut cursor) = (fixture.worker().await, ClaimCursor::default());
+    let request = ClaimRequest::new(worker, 8);
+    assert_eq!(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 8);
+    // Due before everything that the cursor has passed.
+    fixture.add(in_group("acme").run_at(start() - HOUR)).await;
+    fixture.store().claim(&request, &mut cursor).await.expect("claim");
+    let found = fixture.claim(worker, 8).await.len() as u64;
+    let group = fixture.group("default", "acme").await.expect("group").expect("group");
+    assert_eq!((found + group.running, group.waiting), (found + 9, 0));
 }
 
 async fn the_limit_of_the_queue_covers_its_groups(fixture: Fixture) {
