@@ -43,6 +43,7 @@ examples!(
     cron,
     handlers,
     hooks,
+    limits,
     mounted_api,
     progress_and_results,
     recovery,

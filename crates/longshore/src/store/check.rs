@@ -71,6 +71,16 @@ pub enum Repair {
         /// The name of the event.
         event: String,
     },
+    /// The group has waiting jobs of this priority but no turn, so nothing would claim them: it gets
+    /// a turn.
+    AddTurn {
+        /// The queue.
+        queue: String,
+        /// The group.
+        group: String,
+        /// The priority of the jobs.
+        priority: i16,
+    },
     /// The tallies do not match the finished jobs: they are corrected.
     CorrectTally {
         /// The queue.
@@ -130,6 +140,10 @@ impl std::fmt::Display for Repair {
             Repair::DropJournal { job } => {
                 write!(f, "remove the steps and waits of job {job}, because there is no such job")
             }
+            Repair::AddTurn { queue, group, priority } => write!(
+                f,
+                "add a turn for group `{group}` of queue `{queue}`, because its waiting jobs of priority {priority} have none"
+            ),
             Repair::Redeliver { event } => {
                 write!(f, "deliver event `{event}` again, because jobs still wait for it")
             }

@@ -22,6 +22,8 @@ cases! {
     a_repair_frees_keys_whose_owner_is_not_live,
     a_repair_removes_the_journal_of_a_job_that_does_not_exist,
     a_repair_delivers_an_event_that_jobs_still_wait_for,
+    a_repair_adds_a_turn_for_a_group_that_has_none,
+    more_running_jobs_than_the_limit_of_a_group_are_a_problem,
     a_repair_corrects_the_tallies,
     a_repair_whose_reason_has_gone_changes_nothing,
     ambiguous_problems_are_reported_and_not_repaired,
@@ -288,6 +290,30 @@ async fn a_repair_delivers_an_event_that_jobs_still_wait_for(fixture: Fixture) {
     assert_eq!(fixture.deliver_events().await.expect("deliver"), 1);
     assert_eq!(fixture.job(id).await.run_at, start());
     assert_eq!(fixture.check().await.expect("check").problems, [""; 0]);
+}
+
+async fn a_repair_adds_a_turn_for_a_group_that_has_none(fixture: Fixture) {
+    let id = fixture.add(job("mail").group("acme").priority(3)).await;
+    fixture.sql("delete from turns", None).await;
+    assert_problem(&fixture, "group `acme` of queue `default` has waiting jobs of priority 3, but no turn")
+        .await;
+    let turn = Repair::AddTurn { queue: "default".into(), group: "acme".into(), priority: 3 };
+    assert_repaired(&fixture, std::slice::from_ref(&turn)).await;
+    assert!(!fixture.store().repair(&turn).await.expect("repair"), "it has a turn now");
+    assert_eq!(ids(&fixture.claim(fixture.worker().await, 9).await), [id]);
+}
+
+async fn more_running_jobs_than_the_limit_of_a_group_are_a_problem(fixture: Fixture) {
+    fixture.group_defaults("default", Some(1), None).await.expect("defaults");
+    fixture.running(job("mail").group("acme")).await;
+    fixture.group_defaults("default", Some(2), None).await.expect("defaults");
+    fixture.add(job("mail").group("acme")).await;
+    assert_eq!(fixture.claim(fixture.worker().await, 9).await.len(), 1);
+    assert_eq!(fixture.check().await.expect("check").problems, [""; 0], "the limit was raised");
+    fixture.sql("update running set gate = 1", None).await;
+    assert_problem(&fixture, "group `acme` of queue `default` runs 2 jobs, but its limit was never above 1")
+        .await;
+    fixture.skip_final_check();
 }
 
 async fn a_repair_corrects_the_tallies(fixture: Fixture) {

@@ -50,6 +50,20 @@ macro_rules! missed_delivery {
     };
 }
 
+/// The groups and priorities with waiting jobs but no turn (as `w`).
+macro_rules! without_turn {
+    () => {
+        "
+       from (select distinct queue, grp, priority from longshore.ready where grp is not null) w
+      where not exists (
+              select 1
+                from longshore.turns t
+               where t.queue = w.queue
+                 and t.grp = w.grp
+                 and t.priority = w.priority)"
+    };
+}
+
 /// What the tallies count, and what there is, where the two differ.
 macro_rules! miscounted {
     ($filter:literal) => {
@@ -96,15 +110,12 @@ const CHECKS: &[&str] = &[
       where (w.queue, w.kind, w.priority, w.max_attempts, w.grp, w.keyed)
             is distinct from (j.queue, j.kind, j.priority, j.max_attempts, j.grp, j.unique_key is not null)
       limit 100",
-    "select format('group `%s` of queue `%s` has waiting jobs of priority %s, but no turn', w.grp, w.queue, w.priority)
-       from (select distinct queue, grp, priority from longshore.ready where grp is not null) w
-      where not exists (
-              select 1
-                from longshore.turns t
-               where t.queue = w.queue
-                 and t.grp = w.grp
-                 and t.priority = w.priority)
-      limit 100",
+    concat!(
+        "select format('group `%s` of queue `%s` has waiting jobs of priority %s, but no turn', w.grp, w.queue, w.priority)",
+        without_turn!(),
+        "
+      limit 100"
+    ),
     "select format('group `%s` of queue `%s` runs %s jobs, but its limit was never above %s', grp, queue, count(*), max(gate))
        from longshore.running
       where grp is not null
@@ -331,6 +342,7 @@ pub(super) async fn repairs(tx: &mut Tx<'_>) -> Sql<Vec<Repair>> {
         "
           limit 1000"
     );
+    const NO_TURN: &str = concat!("select w.queue, w.grp, w.priority", without_turn!(), " limit 1000");
     const MISCOUNTED: &str = concat!(
         "select queue, kind, outcome::text, tallied, found
            from",
@@ -350,6 +362,11 @@ pub(super) async fn repairs(tx: &mut Tx<'_>) -> Sql<Vec<Repair>> {
     repairs.extend(jobs(tx, WITHOUT_JOB).await?.into_iter().map(|job| Repair::DropJournal { job }));
     let events: Vec<String> = sqlx::query_scalar(tx.sql(MISSED)).fetch_all(&mut *tx.connection).await?;
     repairs.extend(events.into_iter().map(|event| Repair::Redeliver { event }));
+    let groups: Vec<(String, String, i16)> =
+        sqlx::query_as(tx.sql(NO_TURN)).fetch_all(&mut *tx.connection).await?;
+    for (queue, group, priority) in groups {
+        repairs.push(Repair::AddTurn { queue, group, priority });
+    }
     let wrong = sqlx::query(tx.sql(MISCOUNTED)).fetch_all(&mut *tx.connection).await?;
     for row in &wrong {
         repairs.push(miscounted(row)?);
@@ -440,6 +457,15 @@ pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
         missed_delivery!(),
         ")"
     );
+    const ADD_TURN: &str = concat!(
+        "insert into longshore.turns (at, queue, grp, priority)
+         select longshore.clock(), w.queue, w.grp, w.priority",
+        without_turn!(),
+        "
+            and w.queue = $1
+            and w.grp = $2
+            and w.priority = $3"
+    );
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     tx.limit_lock_waits(MAX_LOCK_WAIT).await?;
@@ -456,6 +482,12 @@ pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
             let redelivered = query.execute(&mut *tx.connection).await?.rows_affected() > 0;
             transaction.commit().await?;
             return Ok(redelivered);
+        }
+        Repair::AddTurn { queue, group, priority } => {
+            let query = sqlx::query(tx.sql(ADD_TURN)).bind(queue).bind(group).bind(priority);
+            let added = query.execute(&mut *tx.connection).await?.rows_affected() > 0;
+            transaction.commit().await?;
+            return Ok(added);
         }
         Repair::CorrectTally { queue, kind, outcome, .. } => {
             let corrected = correct_tally(tx, queue, kind, *outcome).await?;

@@ -15,6 +15,20 @@ use crate::store::{CheckReport, Durability, Repair, StateTable};
 /// The maximum number of problems listed of each type.
 const MAX_PROBLEMS: u32 = 100;
 
+/// The groups and priorities with waiting jobs but no turn (as `w`).
+macro_rules! without_turn {
+    () => {
+        "
+          from (select distinct queue, grp, priority from ready where grp is not null) as w
+         where not exists (
+               select 1
+                 from turns t
+                where t.queue = w.queue
+                  and t.grp = w.grp
+                  and t.priority = w.priority)"
+    };
+}
+
 /// A unique key whose job is not live or has another key.
 macro_rules! key_without_owner {
     () => {
@@ -100,18 +114,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             or w.grp is not j.grp
             or w.keyed <> (j.unique_key is not null)
          limit ?1";
-    const WITHOUT_TURN: &str = "
-        select w.grp,
-               w.queue,
-               w.priority
-          from (select distinct queue, grp, priority from ready where grp is not null) as w
-         where not exists (
-               select 1
-                 from turns t
-                where t.queue = w.queue
-                  and t.grp = w.grp
-                  and t.priority = w.priority)
-         limit ?1";
+    const WITHOUT_TURN: &str = concat!("select w.grp, w.queue, w.priority", without_turn!(), " limit ?1");
     const ABOVE_LIMIT: &str = "
         select grp,
                queue,
@@ -333,6 +336,7 @@ pub(super) fn repairs(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
     );
     const MISSED: &str =
         concat!("select distinct e.name from events e, waits s where ", missed_delivery!(), " limit ?1");
+    const NO_TURN: &str = concat!("select w.queue, w.grp, w.priority", without_turn!(), " limit ?1");
     let jobs = |sql: &str| tx.rows(sql, [MAX_REPAIRS], |row| row.job(0));
     let mut repairs = Vec::new();
     repairs.extend(jobs(KEEP_LEASE)?.into_iter().map(|job| Repair::KeepLease { job }));
@@ -346,6 +350,9 @@ pub(super) fn repairs(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
     repairs.extend(jobs(WITHOUT_JOB)?.into_iter().map(|job| Repair::DropJournal { job }));
     repairs.extend(tx.rows(MISSED, params![MAX_REPAIRS, oldest_kept(tx)?], |row| {
         Ok(Repair::Redeliver { event: row.get(0)? })
+    })?);
+    repairs.extend(tx.rows(NO_TURN, [MAX_REPAIRS], |row| {
+        Ok(Repair::AddTurn { queue: row.get(0)?, group: row.get(1)?, priority: row.get(2)? })
     })?);
     repairs.extend(miscounted(tx)?);
     Ok(repairs)
@@ -381,6 +388,11 @@ pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
         missed_delivery!(),
         ")"
     );
+    const ADD_TURN: &str = concat!(
+        "insert into turns (at, queue, grp, priority) select ?4, w.queue, w.grp, w.priority",
+        without_turn!(),
+        " and w.queue = ?1 and w.grp = ?2 and w.priority = ?3"
+    );
     let (sql, job) = match repair {
         Repair::KeepLease { job } => (DROP_WAITING_OF_RUNNING, job),
         Repair::KeepOutcome { job } => (DROP_WAITING_OF_FINISHED, job),
@@ -396,6 +408,9 @@ pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
         }
         Repair::Redeliver { event } => {
             return Ok(tx.execute(REDELIVER, params![event, oldest_kept(tx)?])? > 0);
+        }
+        Repair::AddTurn { queue, group, priority } => {
+            return Ok(tx.execute(ADD_TURN, params![queue, group, priority, tx.now()?])? > 0);
         }
         Repair::CorrectTally { queue, kind, outcome, .. } => {
             return correct_tally(tx, queue, kind, *outcome);
