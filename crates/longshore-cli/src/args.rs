@@ -32,7 +32,7 @@ pub(crate) use dead::{Dead, DeadList, Purge, Redrive};
 pub(crate) use enqueue::{Enqueue, EnqueueMany, WhenArgs};
 pub(crate) use events::Events;
 pub(crate) use jobs::{Edit, Jobs, List, PageArgs};
-pub(crate) use operate::{Groups, Kinds, PutKind, Queues, Stats, Sweep, Workers};
+pub(crate) use operate::{GroupSettings, Groups, Kinds, PutKind, Queues, Stats, Sweep, Workers};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
 pub(crate) use target::{Target, TargetArgs};
 pub(crate) use tokens::{CreateToken, Tokens};

@@ -59,7 +59,7 @@ pub struct Queue {
     client: Client,
     now: Mutex<Option<DateTime<Utc>>>,
     #[cfg(feature = "postgres")]
-    _schema: Option<TestSchema>,
+    schema: Option<TestSchema>,
 }
 
 impl Deref for Queue {
@@ -78,7 +78,7 @@ impl Queue {
             client: open("sqlite::memory:").await,
             now: Mutex::default(),
             #[cfg(feature = "postgres")]
-            _schema: None,
+            schema: None,
         }
     }
 
@@ -110,7 +110,13 @@ impl Queue {
         };
         let separator = if url.contains('?') { '&' } else { '?' };
         let client = open(&format!("{url}{separator}schema={}", schema.name)).await;
-        Queue { client, now: Mutex::default(), _schema: Some(schema) }
+        Queue { client, now: Mutex::default(), schema: Some(schema) }
+    }
+
+    /// The name of the schema, if the queue is in a Postgres database.
+    #[cfg(feature = "postgres")]
+    pub fn schema(&self) -> Option<&str> {
+        self.schema.as_ref().map(|schema| schema.name.as_str())
     }
 
     /// Stops the queue's clock at 2030-01-01 00:00 UTC until it is [advanced](Self::advance).

@@ -27,39 +27,49 @@ pub const MAX_WEIGHT: u32 = 100;
 
 /// A rate: how many jobs may start in a period, and how many of them at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "RateFields")]
 pub struct Rate {
     /// The number of jobs that may start in each period.
     pub starts: u32,
-    /// The period in milliseconds; 1000 by default.
-    #[serde(default = "Rate::second")]
+    /// The period in milliseconds.
     pub period_ms: u64,
-    /// How many jobs may start at once after a pause; 1 by default.
-    #[serde(default = "Rate::no_burst")]
+    /// How many jobs may start at once after a pause.
     pub burst: u32,
 }
 
+/// A rate as callers write it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RateFields {
+    starts: u32,
+    period_ms: Option<u64>,
+    burst: Option<u32>,
+}
+
+impl From<RateFields> for Rate {
+    fn from(RateFields { starts, period_ms, burst }: RateFields) -> Self {
+        let rate = Rate::per(starts, Duration::from_millis(period_ms.unwrap_or(1000)));
+        burst.map_or(rate, |burst| rate.burst(burst))
+    }
+}
+
 impl Rate {
-    /// This many jobs per second, without bursts.
+    /// This many jobs per second.
     pub fn per_second(starts: u32) -> Self {
-        Rate { starts, period_ms: Rate::second(), burst: Rate::no_burst() }
+        Rate::per(starts, Duration::from_secs(1))
     }
 
-    /// This many jobs per period, without bursts.
+    /// This many jobs per period. The burst is what may start in 50 ms, at least 1: a claim takes a
+    /// moment, and without a burst a high rate could not be reached.
     pub fn per(starts: u32, period: Duration) -> Self {
-        Rate { period_ms: u64::try_from(period.as_millis()).unwrap_or(u64::MAX), ..Rate::per_second(starts) }
+        let period_ms = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
+        let burst = (u64::from(starts) * 50).div_ceil(period_ms.max(1)).max(1);
+        Rate { starts, period_ms, burst: u32::try_from(burst).unwrap_or(u32::MAX) }
     }
 
     /// Lets this many jobs start at once after a pause.
     pub fn burst(self, burst: u32) -> Self {
         Rate { burst, ..self }
-    }
-
-    fn second() -> u64 {
-        1000
-    }
-
-    fn no_burst() -> u32 {
-        1
     }
 
     /// Checks the numbers. The error names the first invalid one and the remedy.
@@ -86,11 +96,22 @@ impl Rate {
         i128::from(starts) * i128::from(self.period_ms) * 1000 / i128::from(self.starts.max(1))
     }
 
+    /// The same, rounded up, so that the rate is not exceeded.
+    fn micros_rounded_up(self, starts: u64) -> i128 {
+        (i128::from(starts) * i128::from(self.period_ms) * 1000).div_ceil_by(i128::from(self.starts.max(1)))
+    }
+
+    /// The state of the rate now. It is at most a burst ahead; a stored state may be further ahead if
+    /// the rate was lower or the clock was set back.
+    fn current(self, paced_until: Option<DateTime<Utc>>, now: DateTime<Utc>) -> DateTime<Utc> {
+        let latest = later(now, self.micros_rounded_up(self.burst.into()));
+        paced_until.map_or(now, |until| until.max(now).min(latest))
+    }
+
     /// How many jobs may start now. `paced_until` is when the jobs so far would have started at an
     /// even pace.
     pub(crate) fn room(self, paced_until: Option<DateTime<Utc>>, now: DateTime<Utc>) -> usize {
-        let ahead =
-            paced_until.map_or(0, |until| (until - now).num_microseconds().unwrap_or(i64::MAX).max(0));
+        let ahead = (self.current(paced_until, now) - now).num_microseconds().unwrap_or(i64::MAX);
         let starts_ahead = (i128::from(ahead) * i128::from(self.starts))
             .div_ceil_by(i128::from(self.period_ms.max(1)) * 1000);
         usize::try_from(i128::from(self.burst) - starts_ahead).unwrap_or(0)
@@ -103,22 +124,21 @@ impl Rate {
         now: DateTime<Utc>,
         started: usize,
     ) -> DateTime<Utc> {
-        let from = paced_until.map_or(now, |until| until.max(now));
-        // Rounded up, so that the rate is not exceeded.
-        let micros = (i128::from(started as u64) * i128::from(self.period_ms) * 1000)
-            .div_ceil_by(i128::from(self.starts.max(1)));
-        later(from, micros)
+        later(self.current(paced_until, now), self.micros_rounded_up(started as u64))
     }
 
     /// When the next job may start.
-    pub(crate) fn next_start(self, paced_until: DateTime<Utc>) -> DateTime<Utc> {
-        later(paced_until, -self.micros(u64::from(self.burst) - 1))
+    pub(crate) fn next_start(self, paced_until: Option<DateTime<Utc>>, now: DateTime<Utc>) -> DateTime<Utc> {
+        later(self.current(paced_until, now), -self.micros(u64::from(self.burst) - 1)).max(now)
     }
 }
 
 fn later(at: DateTime<Utc>, micros: i128) -> DateTime<Utc> {
-    let micros = i64::try_from(micros).unwrap_or(i64::MAX / 2);
-    at.checked_add_signed(TimeDelta::microseconds(micros)).unwrap_or(DateTime::<Utc>::MAX_UTC)
+    let limit = i128::from(i64::MAX / 4);
+    let micros = TimeDelta::microseconds(micros.clamp(-limit, limit) as i64);
+    let furthest =
+        if micros < TimeDelta::zero() { DateTime::<Utc>::MIN_UTC } else { DateTime::<Utc>::MAX_UTC };
+    at.checked_add_signed(micros).unwrap_or(furthest)
 }
 
 /// A division that rounds up, of numbers that are not negative.
@@ -193,8 +213,8 @@ impl Visit {
             None => return paced_until.map_or(Turn::None, |at| Turn::At { at, paced_until }),
             Some(at) if at > now => return Turn::At { at, paced_until },
             Some(_) if paused => now + PAUSE_FALLBACK,
-            Some(_) => match (rate, paced_until) {
-                (Some(rate), Some(until)) if rate.next_start(until) > now => rate.next_start(until),
+            Some(_) => match rate.map(|rate| rate.next_start(paced_until, now)) {
+                Some(next_start) if next_start > now => next_start,
                 _ if max_running.is_some_and(|limit| self.running + served.started >= limit as usize) => {
                     now + LIMIT_FALLBACK
                 }
@@ -271,8 +291,10 @@ mod tests {
             let paced = rate.paced_until(until, now, 1);
             starts += 1;
             until = Some(paced);
-            assert_eq!(rate.room(until, rate.next_start(paced) - TimeDelta::microseconds(1)), 0);
-            now = rate.next_start(paced);
+            let next = rate.next_start(until, now);
+            assert_eq!(rate.room(until, next - TimeDelta::microseconds(1)), 0);
+            assert_eq!(next, paced, "without a burst");
+            now = next;
         }
         assert_eq!(starts, 300);
     }
@@ -283,6 +305,36 @@ mod tests {
         let until = rate.paced_until(None, at(0), 3);
         assert_eq!(rate.room(Some(until), at(0)), 0);
         assert_eq!(rate.room(Some(until), at(3_600_000)), 3);
+    }
+
+    #[test]
+    fn a_raised_rate_takes_effect_after_its_own_pace() {
+        let slow = Rate::per(1, Duration::from_secs(24 * 60 * 60));
+        let until = Some(slow.paced_until(None, at(0), 1));
+        assert_eq!(slow.room(until, at(1000)), 0);
+        let fast = Rate::per_second(10).burst(1);
+        assert_eq!(fast.next_start(until, at(1000)), at(1100));
+        let until = Some(fast.paced_until(until, at(1000), 0));
+        assert_eq!(fast.room(until, at(1099)), 0);
+        assert_eq!(fast.room(until, at(1100)), 1);
+    }
+
+    #[test]
+    fn a_long_burst_of_a_slow_rate_does_not_overflow() {
+        let rate = Rate::per(1, Duration::from_secs(366 * 24 * 60 * 60)).burst(1_000_000);
+        let until = Some(rate.paced_until(None, at(0), 1));
+        assert_eq!(rate.room(until, at(0)), 999_999);
+        assert_eq!(rate.next_start(until, at(0)), at(0));
+    }
+
+    #[test]
+    fn the_default_burst_is_what_may_start_in_50_ms() {
+        assert_eq!(Rate::per_second(3).burst, 1);
+        assert_eq!(Rate::per_second(100).burst, 5);
+        let read = |text: &str| serde_json::from_str::<Rate>(text);
+        assert_eq!(read(r#"{"starts":100}"#).expect("rate"), Rate::per_second(100));
+        assert_eq!(read(r#"{"starts":100,"burst":1}"#).expect("rate"), Rate::per_second(100).burst(1));
+        read(r#"{"starts":5,"period":60000}"#).expect_err("an unknown field");
     }
 
     #[test]

@@ -150,6 +150,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "sqlite",
         "claim.rs",
         &[
+            "claim_once",
             "worker_is_alive",
             "order",
             "as_taken",

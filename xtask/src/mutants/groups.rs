@@ -40,9 +40,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "groups: let a group collect credit while it is idle",
         file: TURNS,
-        anchor: "pub(crate) fn paced_until(",
-        find: "paced_until.map_or(now, |until| until.max(now))",
-        replace: "paced_until.unwrap_or(now)",
+        anchor: "fn current(",
+        find: "until.max(now).min(latest)",
+        replace: "until.min(latest)",
         caught_by: &["groups::sqlite::a_rate_admits_its_burst_and_then_one_job_per_step"],
     },
     Mutant {

@@ -66,9 +66,16 @@ pub(crate) struct RateArgs {
     #[arg(value_name = "N/TIME|none", value_parser = rate)]
     pub(crate) rate: RateValue,
 
-    /// How many jobs may start at once after a pause
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) burst: u32,
+    /// How many jobs may start at once after a pause [default: what may start in 50 ms]
+    #[arg(long, value_name = "N")]
+    pub(crate) burst: Option<u32>,
+}
+
+impl RateArgs {
+    /// The rate with its burst.
+    pub(crate) fn rate(&self) -> Option<longshore::Rate> {
+        self.rate.0.map(|rate| self.burst.map_or(rate, |burst| rate.burst(burst)))
+    }
 }
 
 /// How often jobs may start.
@@ -137,11 +144,13 @@ Examples:
     },
 
     /// Set the limit and the rate of each group of a queue that has none of its own
+    ///
+    /// What is not given stays as it is.
     #[command(after_help = "\
 Examples:
   longshore groups default mail --limit 5
-  longshore groups default mail --limit 5 --rate 100/s --burst 10
-  longshore groups default mail                   # no limit and no rate")]
+  longshore groups default mail --rate 100/s --burst 10
+  longshore groups default mail --limit none --rate none")]
     Default {
         /// The name of the queue
         queue: String,
@@ -180,15 +189,15 @@ pub(crate) struct GroupSettings {
     #[arg(long, value_name = "N/TIME|none", value_parser = rate)]
     pub(crate) rate: Option<RateValue>,
 
-    /// How many jobs may start at once after a pause
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "rate")]
-    pub(crate) burst: u32,
+    /// How many jobs may start at once after a pause [default: what may start in 50 ms]
+    #[arg(long, value_name = "N", requires = "rate")]
+    pub(crate) burst: Option<u32>,
 }
 
 impl GroupSettings {
     /// The rate with its burst; the outer `None` if it is not given.
     pub(crate) fn rate(&self) -> Option<Option<longshore::Rate>> {
-        self.rate.map(|rate| rate.0.map(|rate| rate.burst(self.burst)))
+        self.rate.map(|rate| rate.0.map(|rate| self.burst.map_or(rate, |burst| rate.burst(burst))))
     }
 }
 

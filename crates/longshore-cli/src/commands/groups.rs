@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::find::unknown_queue;
 use super::queues::{self, shown_rate};
 use super::repeat::repeat;
-use crate::args::Groups;
+use crate::args::{GroupSettings, Groups};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Outcome};
 use crate::output::{Fit, Out, RawObject, Table};
@@ -33,11 +33,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Groups, out: &Out) -> Outc
             .await;
         }
         Groups::Default { queue, settings } => {
-            let body = json!({
-                "limit": settings.limit.and_then(|limit| limit.0),
-                "rate": settings.rate().flatten(),
-            });
-            let request = endpoint.put(&["queues", &queue, "group-defaults"]).body(&body);
+            let request = endpoint.patch(&["queues", &queue, "group-defaults"]).body(&change(&settings));
             let warning = unknown_queue(endpoint, &queue, out).await;
             let shown = queues::show(&request.send().await?, out);
             warn(warning, out);
@@ -46,13 +42,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Groups, out: &Out) -> Outc
         Groups::Pause(args) => (args.queue, args.group, json!({ "paused": true })),
         Groups::Resume(args) => (args.queue, args.group, json!({ "paused": false })),
         Groups::Set { queue, group, settings, weight } => {
-            let mut change = Map::new();
-            if let Some(limit) = settings.limit {
-                change.insert("limit".into(), json!(limit.0));
-            }
-            if let Some(rate) = settings.rate() {
-                change.insert("rate".into(), json!(rate));
-            }
+            let mut change = change(&settings);
             if let Some(weight) = weight {
                 change.insert("weight".into(), json!(weight));
             }
@@ -68,6 +58,18 @@ pub(super) async fn run(endpoint: &Endpoint, command: Groups, out: &Out) -> Outc
     }
     warn(warning, out);
     Ok(Code::Done)
+}
+
+/// What the settings change, in the API's format.
+fn change(settings: &GroupSettings) -> Map<String, Value> {
+    let mut change = Map::new();
+    if let Some(limit) = settings.limit {
+        change.insert("limit".into(), json!(limit.0));
+    }
+    if let Some(rate) = settings.rate() {
+        change.insert("rate".into(), json!(rate));
+    }
+    change
 }
 
 fn warn(warning: Option<String>, out: &Out) {

@@ -1,5 +1,7 @@
 //! `longshore queues`: lists, pauses, resumes and limits queues, and sets their rates.
 
+use std::time::Duration;
+
 use longshore::Rate;
 use serde::Deserialize;
 use serde_json::json;
@@ -41,8 +43,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outc
             (queue, request)
         }
         Queues::Rate { queue, rate } => {
-            let value = rate.rate.0.map(|value| value.burst(rate.burst));
-            let request = endpoint.put(&["queues", &queue, "rate"]).body(&json!({ "rate": value }));
+            let request = endpoint.put(&["queues", &queue, "rate"]).body(&json!({ "rate": rate.rate() }));
             (queue, request)
         }
     };
@@ -101,9 +102,9 @@ fn table(queues: &[Queue]) -> Table {
     table
 }
 
-/// A rate as it is written: `100/s`, with its burst if there is one.
+/// A rate as it is written: `100/s`, with its burst unless that is the default.
 pub(super) fn shown_rate(rate: Option<Rate>) -> String {
-    let Some(Rate { starts, period_ms, burst, .. }) = rate else { return "-".into() };
+    let Some(Rate { starts, period_ms, burst }) = rate else { return "-".into() };
     const UNITS: [(u64, &str); 5] =
         [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms")];
     let (ms, unit) = UNITS.into_iter().find(|(ms, _)| period_ms % ms == 0).unwrap_or((1, "ms"));
@@ -111,8 +112,7 @@ pub(super) fn shown_rate(rate: Option<Rate>) -> String {
         1 => String::new(),
         count => count.to_string(),
     };
-    match burst {
-        1 => format!("{starts}/{count}{unit}"),
-        burst => format!("{starts}/{count}{unit} +{burst}"),
-    }
+    let default = Rate::per(starts, Duration::from_millis(period_ms));
+    let burst = if burst == default.burst { String::new() } else { format!(" +{burst}") };
+    format!("{starts}/{count}{unit}{burst}")
 }

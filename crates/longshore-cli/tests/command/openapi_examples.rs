@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::fixture::binary;
 use crate::process::{Process, request};
 
-/// Puts first, so that what they create exists for the other requests; deletes last.
-const METHODS: [&str; 5] = ["put", "post", "get", "patch", "delete"];
+/// Those that create something first, so that what they create exists for the other requests; deletes last.
+const METHODS: [&str; 5] = ["put", "patch", "post", "get", "delete"];
 
 /// A value for a required parameter: its example, or the id of a job that exists.
 fn value(parameter: &Value, job: &str) -> String {

@@ -5,6 +5,9 @@
 --
 -- Runs inside one transaction. `longshore.` is replaced by the configured schema.
 
+-- Workers whose heartbeat is too old may still run. They must not claim any more.
+update longshore.workers set dead_at = longshore.clock() where dead_at is null;
+
 -- The schema version that the worker was built for. Null: before version 6.
 alter table longshore.workers add column schema_version integer;
 

@@ -595,6 +595,7 @@ declare
   was longshore.finished;
   request longshore.jobs;
   finished boolean;
+  moved record;
 begin
   for round in 1..5 loop
     select f.* into was from longshore.finished f where f.id = retry.id for update;
@@ -638,9 +639,10 @@ begin
             interruptions, keyed, kind, queue, flags, grp, flow)
     select g.id, least(g.run_at, longshore.clock()), longshore.clock(), g.timeout_ms, g.lease_no, g.priority,
            g.attempt, g.max_attempts, g.interruptions, g.keyed, g.kind, g.queue, g.flags, g.grp, g.flow
-      from gone g;
+      from gone g
+    returning queue, grp, priority into moved;
     if found then
-      perform longshore.add_turn(request.queue, request.grp, request.priority, longshore.clock());
+      perform longshore.add_turn(moved.queue, moved.grp, moved.priority, longshore.clock());
       perform pg_notify('longshore.wake', request.queue);
       return 'queued';
     end if;

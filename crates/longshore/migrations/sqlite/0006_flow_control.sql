@@ -5,6 +5,9 @@
 --
 -- Runs inside one transaction.
 
+-- Workers whose heartbeat is too old may still run. They must not claim any more.
+update workers set dead_at = heartbeat_at where dead_at is null;
+
 -- The schema version that the worker was built for. Null: before version 6.
 alter table workers add column schema_version integer;
 

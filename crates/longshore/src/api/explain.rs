@@ -244,7 +244,7 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
             message,
             throughput.wait_for_slot(first.jobs, eligible.slots().min(limit.into())),
         )
-    } else if let Some((seconds, message)) = rate_limited(group.as_ref(), first, now) {
+    } else if let Some((seconds, message)) = rate_limited(job, queue, group.as_ref(), first, now) {
         (Reason::RateLimit, message, Some(seconds))
     } else if eligible.is_busy() {
         (
@@ -433,20 +433,31 @@ fn group_at_limit(group: Option<&GroupRecord>) -> Option<(u32, String)> {
     Some((limit, message))
 }
 
-/// How long a job waits for the rate of its group, and a message.
-fn rate_limited(group: Option<&GroupRecord>, ahead: Ahead, now: DateTime<Utc>) -> Option<(f64, String)> {
-    let group = group?;
-    let (rate, at) = group.rate.zip(group.next_start_at)?;
+/// How long a job waits for the rate of its queue or group, and a message.
+fn rate_limited(
+    job: &JobRecord,
+    queue: Option<&QueueRecord>,
+    group: Option<&GroupRecord>,
+    ahead: Ahead,
+    now: DateTime<Utc>,
+) -> Option<(f64, String)> {
+    let of_group = group.and_then(|group| {
+        let (rate, at) = group.rate.zip(group.next_start_at)?;
+        Some((at, rate, format!("group `{}`", group.name)))
+    });
+    let of_queue = queue.and_then(|queue| {
+        let (rate, at) = queue.rate.zip(queue.next_start_at)?;
+        Some((at, rate, format!("queue `{}`", queue.name)))
+    });
+    let (at, rate, name) = of_group.into_iter().chain(of_queue).max_by_key(|(at, ..)| *at)?;
     let wait = (at - now).to_std().ok()?.as_secs_f64();
-    let step = rate.period_ms as f64 / 1000.0 / f64::from(rate.starts.max(1));
+    let period = rate.period_ms as f64 / 1000.0;
     let message = format!(
-        "group `{}`: next start in {wait:.1} s (rate limit: {} per {} s); {}",
-        group.name,
+        "{name}: next start in {wait:.1} s (rate limit: {} per {period} s); {}",
         rate.starts,
-        rate.period_ms as f64 / 1000.0,
-        ahead_note(ahead)
+        ahead_note(job, ahead)
     );
-    Some((wait + step * f64::from(ahead.jobs), message))
+    Some((wait + period / f64::from(rate.starts.max(1)) * f64::from(ahead.jobs), message))
 }
 
 /// 1st, 2nd, 3rd, 4th.
@@ -467,14 +478,14 @@ fn all_busy_message(job: &JobRecord, eligible: &EligibleWorkers<'_>, ahead: Ahea
         [worker] => format!("the only worker that could run it, {}, is busy", worker.id),
         workers => format!("all {} workers that could run it are busy", workers.len()),
     };
-    let first = ahead_note(ahead);
+    let first = ahead_note(job, ahead);
     format!(
         "it is due, but {workers}; {first}{suspect}; another worker or a higher --concurrency lets it start sooner"
     )
 }
 
 fn waits_its_turn(job: &JobRecord, ahead: Ahead) -> (Reason, String) {
-    let first = ahead_note(ahead);
+    let first = ahead_note(job, ahead);
     match suspect_note(job) {
         None => (Reason::WaitsItsTurn, format!("it is due; {first}")),
         Some(note) => (Reason::SuspectWaits, format!("{note}; {first}")),
@@ -490,12 +501,13 @@ fn suspect_note(job: &JobRecord) -> Option<String> {
     Some(format!("{died} this job, so it is a suspect, and a worker runs one suspect at a time"))
 }
 
-fn ahead_note(ahead: Ahead) -> String {
+fn ahead_note(job: &JobRecord, ahead: Ahead) -> String {
+    let of = if job.group.is_some() { "group" } else { "queue" };
     match (ahead.jobs, ahead.or_more) {
-        (n, true) => format!("at least {n} jobs of its queue come first"),
-        (0, false) => "no job of its queue comes first".into(),
-        (1, false) => "1 job of its queue comes first".into(),
-        (n, false) => format!("{n} jobs of its queue come first"),
+        (n, true) => format!("at least {n} jobs of its {of} come first"),
+        (0, false) => format!("no job of its {of} comes first"),
+        (1, false) => format!("1 job of its {of} comes first"),
+        (n, false) => format!("{n} jobs of its {of} come first"),
     }
 }
 

@@ -198,28 +198,28 @@ pub(super) async fn rate(
     queue(&server, name).await
 }
 
-/// The settings of the groups of a queue that have none of their own.
+/// The settings of the groups of a queue that have none of their own. Absent fields stay as they are.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GroupDefaultsRequest {
     /// How many jobs of each group may run at once, over all processes; null means no limit.
-    #[serde(deserialize_with = "Option::deserialize")]
-    #[schema(required, minimum = 1, maximum = 2147483647)]
-    limit: Option<u32>,
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 2147483647)]
+    limit: Option<Option<u32>>,
     /// How often jobs of each group may start; null means no limit.
-    #[serde(deserialize_with = "Option::deserialize")]
-    #[schema(required, value_type = Option<RateSchema>)]
-    rate: Option<Rate>,
+    #[serde(default, deserialize_with = "or_null")]
+    #[schema(value_type = Option<RateSchema>)]
+    rate: Option<Option<Rate>>,
 }
 
-/// Sets the limit and the rate of each group of a queue that has none of its own.
+/// Changes the limit and the rate of each group of a queue that has none of its own.
 #[utoipa::path(
-    put,
+    patch,
     path = "/queues/{name}/group-defaults",
-    operation_id = "set_group_defaults",
+    operation_id = "change_group_defaults",
     tag = "queues",
     params(("name" = String, Path, description = "The name of the queue.", example = "mail", min_length = 1, max_length = 128)),
-    request_body(content = GroupDefaultsRequest, example = json!({ "limit": 5, "rate": null })),
+    request_body(content = GroupDefaultsRequest, example = json!({ "limit": 5 })),
     responses(
         (status = 200, description = "The queue after the change.", body = QueueSchema),
         (status = 422, description = "A value is out of range.", body = ProblemBody),
@@ -232,6 +232,6 @@ pub(super) async fn defaults(
     Body(body): Body<GroupDefaultsRequest>,
 ) -> ApiResult<Json<QueueRecord>> {
     caller.may_use(&name)?;
-    server.client.group_defaults(&name, body.limit, body.rate).await?;
+    server.client.change_group_defaults(&name, body.limit, body.rate).await?;
     queue(&server, name).await
 }

@@ -236,6 +236,9 @@ pub(super) struct QueueSchema {
     /// How often jobs of each group may start, unless the group has its own rate.
     #[schema(required, value_type = Option<RateSchema>)]
     group_rate: Option<RateSchema>,
+    /// When the rate lets the next job start; null means now.
+    #[schema(required)]
+    next_start_at: Option<DateTime<Utc>>,
     /// How many jobs wait.
     waiting: u64,
     /// Whether `waiting` is an estimate, because very many jobs wait.
@@ -255,7 +258,7 @@ pub(super) struct RateSchema {
     /// The period in milliseconds; 1000 by default.
     #[schema(minimum = 1, maximum = 31622400000i64)]
     period_ms: Option<u64>,
-    /// How many jobs may start at once after a pause; 1 by default.
+    /// How many jobs may start at once after a pause; by default what may start in 50 ms, at least 1.
     #[schema(minimum = 1, maximum = 1000000)]
     burst: Option<u32>,
 }

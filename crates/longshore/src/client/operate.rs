@@ -250,9 +250,19 @@ impl Client {
     /// # }).unwrap();
     /// ```
     pub async fn group_defaults(&self, queue: &str, limit: Option<u32>, rate: Option<Rate>) -> Result<()> {
+        self.change_group_defaults(queue, Some(limit), Some(rate)).await
+    }
+
+    /// The same; an outer `None` keeps what is set.
+    pub(crate) async fn change_group_defaults(
+        &self,
+        queue: &str,
+        limit: Option<Option<u32>>,
+        rate: Option<Option<Rate>>,
+    ) -> Result<()> {
         let change = QueueChange {
-            group_limit: Some(check_group_limit(limit)?),
-            group_rate: Some(rate.map(|rate| rate.check("rate")).transpose()?),
+            group_limit: limit.map(check_group_limit).transpose()?,
+            group_rate: rate.map(|rate| rate.map(|rate| rate.check("rate")).transpose()).transpose()?,
             ..QueueChange::default()
         };
         self.set_queue(queue, change).await?;

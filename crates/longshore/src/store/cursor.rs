@@ -65,6 +65,8 @@ const CHEAP_HEAD_SCAN: Duration = Duration::from_millis(5);
 /// How long claims skip waiting rows that cannot be claimed, after one was found. Then a
 /// claim tries without the test again.
 const SKIP_UNSOUND_FOR: Duration = Duration::from_secs(60);
+/// How long lines without due turns are kept. While there are lines, every claim looks for groups.
+const KEEP_LINES: Duration = Duration::from_secs(5);
 /// A job that is committed up to this long after its `run_at` is found without a head
 /// scan.
 const LATE_COMMIT: TimeDelta = TimeDelta::milliseconds(100);
@@ -91,8 +93,10 @@ pub struct ClaimCursor {
     skips_unsound_until: Option<Instant>,
     /// Whether the next claim resumes, even if a head scan is due.
     resumes_next: bool,
-    /// The lines with due turns at the last head scan, highest priority first.
+    /// The lines with due turns at the last head scan that found any, highest priority first.
     lines: Vec<Line>,
+    /// When a head scan last found one.
+    saw_lines: Option<Instant>,
     /// Positions in the groups that were served since the last head scan.
     groups: HashMap<GroupKey, Position>,
     /// Whether groups come first where jobs with and without a group have the same priority. The
@@ -304,9 +308,8 @@ impl ClaimCursor {
         is_new
     }
 
-    /// Makes the next claim resume: this one stopped at unsound rows, and from the head the next
-    /// one would stop at the same rows.
-    #[cfg_attr(not(feature = "sqlite"), expect(dead_code, reason = "Postgres skips them in its statements"))]
+    /// Makes the next claim resume: this one stopped at unsound rows, or at groups that it could not
+    /// serve, and from the head the next one would stop at the same ones.
     pub(crate) fn resume_next(&mut self) {
         self.resumes_next = true;
     }
@@ -339,11 +342,25 @@ impl ClaimCursor {
         self.segments = segments;
     }
 
-    /// Replaces the lines by those that a head scan found, to be read from their heads.
-    /// `next_start` is when a rate lets the next job start.
-    pub(crate) fn set_lines(&mut self, mut lines: Vec<Line>, next_start: Option<DateTime<Utc>>) {
-        lines.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
-        self.lines = lines;
+    /// Replaces the lines by those that a head scan found, to be read from their heads. If it found
+    /// none, the old lines stay for a while: the next job of a group most likely arrives there and is then
+    /// found without a head scan. `next_start` is when a rate lets the next job start.
+    pub(crate) fn set_lines(
+        &mut self,
+        mut lines: Vec<Line>,
+        next_start: Option<DateTime<Utc>>,
+        now: Instant,
+    ) {
+        if !lines.is_empty() {
+            lines.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
+            (self.lines, self.saw_lines) = (lines, Some(now));
+        } else if self.saw_lines.is_none_or(|at| now.duration_since(at) > KEEP_LINES) {
+            self.lines.clear();
+        } else {
+            self.lines.retain(|line| !line.limited);
+            let served = self.scanned_at.map(|at| LinePosition { at: at - LATE_COMMIT, id: 0 });
+            self.lines.iter_mut().for_each(|line| line.after = line.after.max(served));
+        }
         self.groups.clear();
         self.saw_limited_group = false;
         self.next_start = next_start;
@@ -363,7 +380,9 @@ impl ClaimCursor {
             if line.priority < top {
                 parts.push(Part::Plain(line.priority + 1..=top));
             }
-            let is_mixed = self.segments.iter().any(|segment| segment.priority == line.priority);
+            // Suspects can have any priority.
+            let is_mixed =
+                self.saw_suspects || self.segments.iter().any(|segment| segment.priority == line.priority);
             parts.push(if is_mixed { Part::Mixed(line.priority) } else { Part::Groups(line.priority) });
             below = line.priority.checked_sub(1);
         }
@@ -371,6 +390,18 @@ impl ClaimCursor {
             parts.push(Part::Plain(i16::MIN..=top));
         }
         parts
+    }
+
+    /// Makes the next claim start at the head, because this one failed after it had moved positions.
+    pub(crate) fn restart(&mut self) {
+        self.last_head_scan = None;
+        self.resumes_next = false;
+    }
+
+    /// The engine's time of the last scan.
+    #[cfg(feature = "worker")]
+    pub(crate) fn scanned_at(&self) -> Option<DateTime<Utc>> {
+        self.scanned_at
     }
 
     /// Whether groups come first in this claim, where both sides have the same priority.

@@ -54,15 +54,15 @@ impl GroupRecord {
     pub(crate) fn waiting(found: u64) -> (u64, bool) {
         (found.min(GroupRecord::MAX_WAITING), found > GroupRecord::MAX_WAITING)
     }
+}
 
-    /// When the rate lets the next job start, if that is later than now.
-    pub(crate) fn next_start(
-        rate: Option<Rate>,
-        paced_until: Option<DateTime<Utc>>,
-        now: DateTime<Utc>,
-    ) -> Option<DateTime<Utc>> {
-        Some(rate?.next_start(paced_until?)).filter(|at| *at > now)
-    }
+/// When a rate lets the next job start, if that is later than now.
+pub(crate) fn next_start(
+    rate: Option<Rate>,
+    paced_until: Option<DateTime<Utc>>,
+    now: DateTime<Utc>,
+) -> Option<DateTime<Utc>> {
+    Some(rate?.next_start(paced_until, now)).filter(|at| *at > now)
 }
 
 /// The place of a group among those whose turn it is.

@@ -59,6 +59,7 @@ pub use cursor::ClaimCursor;
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventRecord, MAX_EVENT};
+pub(crate) use groups::next_start;
 pub use groups::{GroupChange, GroupRecord, PlaceInLine};
 pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
 pub use inspect::{Glance, ListFilter, Page, Payloads};

@@ -1,5 +1,6 @@
 //! Queues: their settings, and the list that operators see.
 
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use crate::turns::Rate;
@@ -38,6 +39,8 @@ pub struct QueueRecord {
     pub group_limit: Option<u32>,
     /// How often jobs of each of its groups may start, unless the group has its own rate.
     pub group_rate: Option<Rate>,
+    /// When its rate lets the next job start; `None` means now.
+    pub next_start_at: Option<DateTime<Utc>>,
     /// The number of waiting jobs.
     pub waiting: u64,
     /// Whether `waiting` is an estimate, because too many jobs wait to count them.
@@ -56,6 +59,7 @@ impl QueueRecord {
             rate: None,
             group_limit: None,
             group_rate: None,
+            next_start_at: None,
             waiting: 0,
             waiting_estimated: false,
             running: 0,

@@ -13,6 +13,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
+
 use super::ahead::{AheadKinds, Pace};
 use super::context::{Attempt, StopReason};
 use super::metrics::Kind;
@@ -91,7 +93,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 }
             }
             Found::More => {}
-            Found::Nothing if shared.phase() == Phase::Draining && idle => {
+            Found::Nothing if shared.phase() == Phase::Draining && idle && !claimer.waits_for_rate() => {
                 shared.phase.send_if_modified(|phase| {
                     let draining = *phase == Phase::Draining;
                     if draining {
@@ -275,6 +277,8 @@ struct Claimer {
     head_due: Option<Instant>,
     /// When a rate lets the next job start.
     again_at: Option<Instant>,
+    /// In a drain: the database's time of the last claim that found nothing.
+    drained_at: Option<DateTime<Utc>>,
     /// The last claim may have skipped suspects, because this worker holds one.
     skipped_suspects: bool,
     /// The last claim may have skipped jobs of a queue that is at its limit.
@@ -330,6 +334,7 @@ impl Claimer {
             last_poll_delay: None,
             head_due: None,
             again_at: None,
+            drained_at: None,
             skipped_suspects: false,
             capped: false,
             lost_claim_check_at: None,
@@ -416,6 +421,15 @@ impl Claimer {
             return self.last_urgent.map_or(now, |(at, took)| at + pause(took));
         }
         self.any_kind_at.max(last_urgent).map_or(now, |at| at + URGENT_INTERVAL)
+    }
+
+    /// In a drain: whether due jobs wait for a rate. Not if the database's clock has not moved since the
+    /// last claim: tests stop it.
+    fn waits_for_rate(&mut self) -> bool {
+        let scanned_at = self.groups.iter().filter_map(|group| group.cursor.scanned_at()).max();
+        let is_stopped = scanned_at.is_some() && self.drained_at == scanned_at;
+        self.drained_at = scanned_at;
+        self.again_at.is_some() && !is_stopped
     }
 
     /// While there is no room: when to release jobs or to look for urgent ones.

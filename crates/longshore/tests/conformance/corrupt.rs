@@ -295,8 +295,11 @@ async fn a_repair_delivers_an_event_that_jobs_still_wait_for(fixture: Fixture) {
 async fn a_repair_adds_a_turn_for_a_group_that_has_none(fixture: Fixture) {
     let id = fixture.add(job("mail").group("acme").priority(3)).await;
     fixture.sql("delete from turns", None).await;
-    assert_problem(&fixture, "group `acme` of queue `default` has waiting jobs of priority 3, but no turn")
-        .await;
+    assert_problem(
+        &fixture,
+        "group `acme` of queue `default` has waiting jobs of priority 3, but no turn in time",
+    )
+    .await;
     let turn = Repair::AddTurn { queue: "default".into(), group: "acme".into(), priority: 3 };
     assert_repaired(&fixture, std::slice::from_ref(&turn)).await;
     assert!(!fixture.store().repair(&turn).await.expect("repair"), "it has a turn now");

@@ -145,16 +145,22 @@ impl Fixture {
     /// Runs SQL on its own connection. Table names are the same on both
     /// engines; `{id}` is replaced by the literal of `id`.
     pub(crate) async fn sql(&self, text: &str, id: Option<JobId>) {
+        self.try_sql(text, id).await.expect("raw sql");
+    }
+
+    /// As [`sql`](Self::sql); returns the database's message if it refuses the statement.
+    pub(crate) async fn try_sql(&self, text: &str, id: Option<JobId>) -> Result<(), String> {
         let text = self.fill(text, id);
         match &self.0.database {
             Database::Schema(schema) => {
                 let mut connection = postgres(schema).await;
-                sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut connection).await.expect("raw sql");
+                let done = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut connection).await;
+                done.map(drop).map_err(|error| error.to_string())
             }
             Database::File(path) => {
                 let connection = rusqlite::Connection::open(path).expect("raw connection");
                 connection.busy_timeout(5 * SECOND).expect("busy timeout");
-                connection.execute_batch(&text).expect("raw sql");
+                connection.execute_batch(&text).map_err(|error| error.to_string())
             }
         }
     }

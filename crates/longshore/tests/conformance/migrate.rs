@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use chrono::Utc;
-use longshore::{Client, Migrated, NewJob, NewKind, SCHEMA_VERSION, Status};
+use longshore::store::Beat;
+use longshore::{Client, JobId, Migrated, NewJob, NewKind, SCHEMA_VERSION, Status};
 
 use crate::fixture::*;
 
@@ -112,8 +113,15 @@ async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
     );
     let after = [snapshot(&fixture.job(waiting).await), snapshot(&fixture.job(running.lease().id).await)];
     assert_eq!(after, before);
-    // It can end what it runs, but is not alive: its heartbeat is refused.
-    fixture.store().beat(running.lease().worker, &[]).await.expect_err("a worker of an earlier version");
+    // The worker can end what it runs, but claims nothing any more.
+    let beat = fixture.store().beat(running.lease().worker, &[]).await.expect("beat");
+    assert_eq!(beat, Beat::Dead);
+    let old_register = "insert into workers
+            (id, name, queues, concurrency, stale_after_ms, started_at, heartbeat_at)
+        select {id}, 'old', queues, 1, 1000, started_at, started_at from workers";
+    let refused =
+        fixture.try_sql(old_register, Some(JobId::new())).await.expect_err("an old worker registers");
+    assert!(refused.contains("older than the database"), "{refused}");
     fixture.must_finish(&running, done()).await;
     fixture.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
 }

@@ -34,13 +34,11 @@ impl Job for Remind {
 }
 
 async fn a_test_queue_on_postgres_has_its_own_schema_and_clock(fixture: Fixture) {
-    let schemas = async || {
-        let count = "select count(*) from pg_namespace where nspname like 'longshore\\_test\\_%'";
-        fixture.query_number(count, None).await
-    };
-    let before = schemas().await;
     let (one, two) = (Queue::on_postgres(&database_url()).await, Queue::on_postgres(&database_url()).await);
-    assert_eq!(schemas().await, before + 2);
+    let names = [&one, &two].map(|queue| queue.schema().expect("schema").to_owned());
+    let count =
+        format!("select count(*) from pg_namespace where nspname in ('{}', '{}')", names[0], names[1]);
+    assert_eq!(fixture.query_number(&count, None).await, 2);
     one.stop_clock().await;
     let worker = |client| Worker::builder(client).register::<Remind>();
     one.enqueue(Remind { user: 7 }).delay(Duration::from_secs(86_400)).await.expect("enqueue");
@@ -51,7 +49,7 @@ async fn a_test_queue_on_postgres_has_its_own_schema_and_clock(fixture: Fixture)
     assert_eq!(one.drain(worker).await.succeeded, 1);
     assert_eq!(two.run(worker, Remind { user: 0 }).await.status, Status::FailedPermanent);
     drop((one, two));
-    assert_eq!(schemas().await, before);
+    assert_eq!(fixture.query_number(&count, None).await, 0);
 }
 
 async fn queue(fixture: &Fixture) -> Queue {

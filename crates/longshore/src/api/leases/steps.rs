@@ -58,7 +58,8 @@ pub(in crate::api) struct SaveStepsResponse {
 /// Stores steps of a leased job, all or none.
 ///
 /// From then on, the attempts and interruptions of the job count from this attempt. If the response
-/// is lost, repeat the call: a step that is stored with the same value counts as `stored`.
+/// is lost, repeat the call: a step that is stored with the same value counts as `stored`. A worker that
+/// is not registered, such as the one in the example, is refused with 409.
 #[utoipa::path(
     post,
     path = "/leases/steps",
@@ -181,7 +182,7 @@ pub(in crate::api) struct JournalResponse {
 /// Returns the journaled steps of a leased job.
 ///
 /// Call this before the first step if the `lease_no` of the job is greater than 1: an earlier attempt
-/// may have stored steps.
+/// may have stored steps. A lease that is lost, such as the one in the example, is refused with 409.
 #[utoipa::path(
     post,
     path = "/leases/journal",
@@ -296,7 +297,8 @@ impl DoneWait {
 /// If one of the waits is over already, the worker keeps the job. Otherwise the job is suspended: its
 /// lease ends, the attempt is not charged, and the job is leased again when one of the waits is over.
 /// Make the same call then; its response says what came first. Events belong to no queue, so a token
-/// that is limited to queues can only wait for a time.
+/// that is limited to queues can only wait for a time. A worker that is not registered, such as the one in
+/// the example, is refused with 409.
 #[utoipa::path(
     post,
     path = "/leases/wait",

@@ -50,17 +50,22 @@ macro_rules! missed_delivery {
     };
 }
 
-/// The groups and priorities with waiting jobs but no turn (as `w`).
+/// The groups and priorities with waiting jobs but no turn in time (as `w`). A group that may not
+/// start a job is looked at again after ten seconds or, because of its rate, later.
 macro_rules! without_turn {
     () => {
         "
-       from (select distinct queue, grp, priority from longshore.ready where grp is not null) w
+       from (select queue, grp, priority, min(run_at) as run_at
+               from longshore.ready
+              where grp is not null
+              group by queue, grp, priority) w
       where not exists (
               select 1
                 from longshore.turns t
                where t.queue = w.queue
                  and t.grp = w.grp
-                 and t.priority = w.priority)"
+                 and t.priority = w.priority
+                 and (t.at <= greatest(w.run_at, longshore.clock()) + interval '10 seconds' or t.tat is not null))"
     };
 }
 
@@ -111,7 +116,7 @@ const CHECKS: &[&str] = &[
             is distinct from (j.queue, j.kind, j.priority, j.max_attempts, j.grp, j.unique_key is not null)
       limit 100",
     concat!(
-        "select format('group `%s` of queue `%s` has waiting jobs of priority %s, but no turn', w.grp, w.queue, w.priority)",
+        "select format('group `%s` of queue `%s` has waiting jobs of priority %s, but no turn in time', w.grp, w.queue, w.priority)",
         without_turn!(),
         "
       limit 100"

@@ -32,10 +32,13 @@ pub(super) async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut 
         // they do not stop their queue.
         Err(fault) if fault.is_unsound_row() && !cursor.skips_unsound(Instant::now()) => {
             skip_unsound(cursor, fault);
+            cursor.restart();
             claim_once(tx, request, cursor).await
         }
         done => done,
     }
+    // What it took is rolled back, and must not be behind a position.
+    .inspect_err(|_| cursor.restart())
 }
 
 fn skip_unsound(cursor: &mut ClaimCursor, fault: Fault) {
@@ -101,13 +104,12 @@ async fn discover(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCur
         .ok_or_else(|| Error::internal("the statement that finds waiting queues returned no row"))?;
     let (now, suspects, limited) = (first.try_get(0)?, first.try_get(1)?, first.try_get(2)?);
     let mut segments = Vec::with_capacity(rows.len());
-    let (mut lines, mut next_start) = (Vec::new(), None::<DateTime<Utc>>);
+    let mut lines = Vec::new();
     for row in &rows {
         if let Some(queue) = row.try_get::<Option<String>, _>(3)? {
             let (limited, priority) = (row.try_get(4)?, row.try_get(5)?);
             if row.try_get(6)? {
                 lines.push(Line { queue, limited, priority, after: None });
-                next_start = next_start.into_iter().chain(row.try_get::<Option<_>, _>(7)?).min();
             } else {
                 segments.push(Segment { queue, limited, priority, after: None });
             }
@@ -115,7 +117,7 @@ async fn discover(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCur
     }
     let any = suspects || !segments.is_empty() || !lines.is_empty();
     cursor.set_segments(segments, suspects, now);
-    cursor.set_lines(lines, next_start);
+    cursor.set_lines(lines, first.try_get(7)?, Instant::now());
     Ok(Discovered { now, limited, any })
 }
 
@@ -138,11 +140,11 @@ async fn take_any(
     if limited {
         room.lock(tx, request).await?;
     }
-    let before = jobs.len();
+    let (before, groups_first, mut has_more) = (jobs.len(), cursor.groups_come_first(), false);
     for part in cursor.parts() {
         let left = wanted - (jobs.len() - before);
         if left > 0 {
-            take_part(tx, request, cursor, jobs, part, left, &mut room).await?;
+            has_more |= take_part(tx, request, cursor, jobs, part, groups_first, left, &mut room).await?;
         }
     }
     room.store(tx, cursor).await?;
@@ -150,31 +152,36 @@ async fn take_any(
     jobs[before..].sort_by_key(|job| Reverse(job.priority));
     let full = jobs.len() - before >= wanted;
     cursor.set_full(full);
-    Ok(full)
+    if has_more && !full {
+        cursor.resume_next();
+    }
+    Ok(full || has_more)
 }
 
-/// Takes up to `wanted` jobs of a part. Where jobs with and without a group have the same
+/// Takes up to `wanted` jobs of a part. Returns whether it stopped before the end of a line. Where jobs with and without a group have the same
 /// priority, each side gets half, and what the other leaves.
+#[expect(clippy::too_many_arguments, reason = "the arguments of the claim, and which part of it this is")]
 async fn take_part(
     tx: &mut Tx<'_>,
     request: &ClaimRequest,
     cursor: &mut ClaimCursor,
     jobs: &mut Vec<Claimed>,
     part: Part,
+    groups_first: bool,
     wanted: usize,
     room: &mut Room,
-) -> Sql<()> {
-    let before = jobs.len();
-    let (level, groups_first) = match part {
+) -> Sql<bool> {
+    let (before, mut has_more) = (jobs.len(), false);
+    let level = match part {
         Part::Plain(priorities) => {
             let (start, commits) = (Start::Resume, Commits::Together);
             take(tx, request, cursor, jobs, start, priorities, wanted, room, commits).await?;
-            return Ok(());
+            return Ok(false);
         }
         Part::Groups(priority) => {
             return take_from_groups(tx, request, cursor, jobs, priority, wanted, room).await;
         }
-        Part::Mixed(priority) => (priority, cursor.groups_come_first()),
+        Part::Mixed(priority) => priority,
     };
     let half = wanted.div_ceil(2);
     for (of_groups, share) in [(groups_first, half), (!groups_first, wanted), (groups_first, wanted)] {
@@ -183,13 +190,13 @@ async fn take_part(
             continue;
         }
         if of_groups {
-            take_from_groups(tx, request, cursor, jobs, level, left, room).await?;
+            has_more = take_from_groups(tx, request, cursor, jobs, level, left, room).await?;
         } else {
             let (start, commits) = (Start::Resume, Commits::Together);
             take(tx, request, cursor, jobs, start, level..=level, left, room, commits).await?;
         }
     }
-    Ok(())
+    Ok(has_more)
 }
 
 /// When the statements of a claim are committed.
@@ -272,7 +279,7 @@ impl Room {
         for (name, room) in &self.queues {
             let Some(rate) = room.rate else { continue };
             let until = rate.paced_until(room.paced_until, room.now, room.started);
-            let next = rate.next_start(until);
+            let next = rate.next_start(Some(until), room.now);
             if next > room.now {
                 cursor.note_next_start(next);
             }

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::Row;
 
 use super::claim::{Reader, Room, bind_filter, may_take_suspect};
@@ -15,11 +15,16 @@ use super::tx::{Sql, Tx};
 use crate::job::JobId;
 use crate::store::cursor::{ClaimCursor, LinePosition, Position};
 use crate::store::{ClaimRequest, Claimed};
-use crate::turns::{Gate, Rate, Served, Turn, Visit, groups_to_serve, quantum};
+use crate::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, quantum};
 
-/// How many pages of a line one claim reads at most. Groups that may not start a job leave the line,
-/// so a second page is rarely needed.
-const MAX_PAGES: usize = 4;
+/// How many pages of a line one claim reads at most, and how many groups it locks. Groups that may not
+/// start a job leave the line, so a second page is rarely needed. The next claim continues.
+const MAX_PAGES: usize = 8;
+const MAX_LOCKED: usize = 128;
+/// How many turns of a group one claim merges, and the literal limit in [`VISIT`].
+const MAX_MERGED: i64 = 1000;
+/// How soon to claim again if another claim served a group.
+const PASSED_BY_PAUSE: TimeDelta = TimeDelta::milliseconds(5);
 
 /// Reads up to 1,000 due turns of the lines of priority `$5`, which have up to 64 groups, and locks up
 /// to `$6` of these groups: those that no other claim serves at the moment. `$7` and `$8` are groups
@@ -38,6 +43,7 @@ const LOCK_GROUPS: &str = "
                           and w.priority = (select $5::int2)
                           and (w.at, w.id) > (coalesce(l.after_at, '-infinity'), coalesce(l.after_id, 0))
                           and w.at <= longshore.clock()
+                          and (w.queue, w.grp) not in (select * from unnest((select $7::text[]), (select $8::text[])))
                         order by w.at, w.id
                         limit 1000) as due) as t
        where s.paused is not true
@@ -52,21 +58,22 @@ const LOCK_GROUPS: &str = "
     folded as materialized (
       select l.queue, l.grp, min(l.nth) as nth
         from line l
-       where (l.queue, l.grp) not in (select * from unnest((select $7::text[]), (select $8::text[])))
        group by l.queue, l.grp
        order by 3
        limit 64)
-    select longshore.clock(), g.queue, g.grp, g.at, g.id, g.seen
-      from (select f.queue, f.grp, l.at, l.id, (select count(*) from folded) as seen
-              from folded f
-              join line l on l.nth = f.nth
-             order by f.nth
-            offset 0) as g
-     where pg_try_advisory_xact_lock(hashtextextended('longshore.groups:' || g.queue || chr(31) || g.grp, 0))
-     limit $6";
+    select longshore.clock(), (select count(*) from folded), g.queue, g.grp, g.at, g.id
+      from (select 1) as one_row
+      left join (select *
+                   from (select f.queue, f.grp, l.at, l.id
+                           from folded f
+                           join line l on l.nth = f.nth
+                          order by f.nth
+                         offset 0) as g
+                  where pg_try_advisory_xact_lock(hashtextextended('longshore.groups:' || g.queue || chr(31) || g.grp, 0))
+                  limit $6) as g on true";
 
 /// Deletes the turns of these groups at one priority, exactly those that this statement sees, and
-/// returns what limits each group. Of very many turns, some stay in line.
+/// returns what limits each group. Of very many turns, some stay in line ([`MAX_MERGED`]).
 const VISIT: &str = "
     with visited as materialized (
       select *
@@ -83,8 +90,12 @@ const VISIT: &str = "
                            and w.grp = v.grp
                            and w.priority = (select $3::int2)
                          order by w.at
-                         limit 5000) as t))
-      returning queue, grp, at, id, allowance)
+                         limit 1000) as t))
+      returning queue, grp, at, id, allowance),
+    merged as materialized (
+      select queue, grp, min(at) as at, min(id) as id, min(allowance) as allowance, count(*) as turns
+        from deleted
+       group by queue, grp)
     select coalesce(g.paused, false), coalesce(g.max_running, s.group_max_running),
            case when g.rate is null then s.group_rate else g.rate end,
            case when g.rate is null then s.group_rate_ms else g.rate_ms end,
@@ -100,10 +111,7 @@ const VISIT: &str = "
              where t.queue = v.queue
                and t.grp = v.grp
                and t.tat is not null),
-           (select min(d.at)
-              from deleted d
-             where d.queue = v.queue
-               and d.grp = v.grp),
+           m.at,
            (select t.priority
               from longshore.turns t
              where t.queue = v.queue
@@ -120,15 +128,9 @@ const VISIT: &str = "
                 and r.interruptions > 0
                 and r.grp is not null
                 and r.run_at <= longshore.clock()),
-           (select min(d.id)
-              from deleted d
-             where d.queue = v.queue
-               and d.grp = v.grp),
-           (select min(d.allowance)
-              from deleted d
-             where d.queue = v.queue
-               and d.grp = v.grp)
+           m.id, m.allowance, coalesce(m.turns, 0)
       from visited v
+      left join merged m on m.queue = v.queue and m.grp = v.grp
       left join longshore.queues s on s.name = v.queue
       left join longshore.groups g on g.queue = v.queue and g.name = v.grp
      order by v.nth";
@@ -206,7 +208,8 @@ const TAKE_FROM_GROUPS: &str = concat!(
 );
 
 /// When the first job that is left of each group at priority `$3` is due. Reads from the cursor's position
-/// on and, if nothing is there, from the head: a job may have been committed before the position.
+/// on and, if nothing is due there, from the head: a job before the position may have been committed late,
+/// or be one that this worker does not take.
 const FIRST_LEFT: &str = "
     select coalesce(
              (select r.run_at
@@ -216,6 +219,7 @@ const FIRST_LEFT: &str = "
                  and r.grp is not null
                  and r.priority = (select $3::int2)
                  and (r.run_at, r.id) > (v.after_run_at, v.after_id)
+                 and r.run_at <= longshore.clock()
                order by r.run_at, r.id
                limit 1),
              (select r.run_at
@@ -266,9 +270,12 @@ struct Visited {
     /// The next lower priority at which it has a turn.
     lower: Option<i16>,
     has_suspects: bool,
+    /// How many turns were merged.
+    turns: i64,
 }
 
-/// Takes up to `wanted` jobs of groups with one priority. Runs in the caller's transaction.
+/// Takes up to `wanted` jobs of groups with one priority. Runs in the caller's transaction. Returns
+/// whether it stopped before the end of the line.
 pub(super) async fn take_from_groups(
     tx: &mut Tx<'_>,
     request: &ClaimRequest,
@@ -277,24 +284,39 @@ pub(super) async fn take_from_groups(
     priority: i16,
     wanted: usize,
     room: &mut Room,
-) -> Sql<()> {
+) -> Sql<bool> {
     let before = jobs.len();
     let mut skipped = HashSet::<(String, String)>::new();
+    let (mut groups, mut locked, mut merges_more) = (groups_to_serve(wanted), 0, false);
     for _ in 0..MAX_PAGES {
         let left = wanted - (jobs.len() - before);
         if left == 0 {
-            break;
+            return Ok(false);
         }
-        let page = lock_groups(tx, request, cursor, priority, left, room, &skipped).await?;
-        let Some(page) = page.filter(|page| !page.groups.is_empty()) else { break };
+        let page = lock_groups(tx, request, cursor, priority, groups, room, &skipped).await?;
+        let Some(page) = page else { return Ok(merges_more) };
+        if page.groups.len() < page.seen.min(groups) {
+            cursor.note_next_start(page.now + PASSED_BY_PAUSE);
+        }
+        if page.groups.is_empty() {
+            return Ok(merges_more);
+        }
         let first = jobs.len();
-        serve(tx, request, cursor, jobs, priority, left, room, &page).await?;
+        merges_more |= serve(tx, request, cursor, jobs, priority, left, room, &page).await?;
         let started: HashSet<(&str, &str)> =
             jobs[first..].iter().map(|job| (&*job.queue, job.group.as_deref().unwrap_or_default())).collect();
-        let is_skipped = |locked: &Locked| !started.contains(&(locked.queue.as_str(), locked.group.as_str()));
-        skipped.extend(page.groups.iter().filter(|locked| is_skipped(locked)).map(Locked::key));
+        let is_skipped =
+            |locked: &&Locked| !started.contains(&(locked.queue.as_str(), locked.group.as_str()));
+        skipped.extend(page.groups.iter().filter(is_skipped).map(Locked::key));
+        locked += page.groups.len();
+        if locked >= MAX_LOCKED {
+            break;
+        }
+        // The groups have few jobs, or none for this worker.
+        let left = wanted - (jobs.len() - before);
+        groups = if jobs.len() == first { MAX_GROUPS } else { left.clamp(1, MAX_GROUPS) };
     }
-    Ok(())
+    Ok(jobs.len() - before < wanted)
 }
 
 async fn lock_groups(
@@ -302,7 +324,7 @@ async fn lock_groups(
     request: &ClaimRequest,
     cursor: &ClaimCursor,
     priority: i16,
-    wanted: usize,
+    groups: usize,
     room: &Room,
     skipped: &HashSet<(String, String)>,
 ) -> Sql<Option<Page>> {
@@ -322,7 +344,7 @@ async fn lock_groups(
         .bind(lines.iter().map(|line| line.after.map(|after| after.id)).collect::<Vec<_>>())
         .bind(request.worker.0)
         .bind(priority)
-        .bind(groups_to_serve(wanted) as i64)
+        .bind(groups as i64)
         .bind(skipped_queues)
         .bind(skipped_groups)
         .bind(lines.iter().map(|line| room.of(&line.queue).is_some()).collect::<Vec<_>>())
@@ -330,14 +352,17 @@ async fn lock_groups(
         .await?;
     let Some(first) = rows.first() else { return Ok(None) };
     let mut page =
-        Page { now: first.try_get(0)?, groups: Vec::new(), seen: first.try_get::<i64, _>(5)? as usize };
+        Page { now: first.try_get(0)?, groups: Vec::new(), seen: first.try_get::<i64, _>(1)? as usize };
     for row in &rows {
-        let place = LinePosition { at: row.try_get(3)?, id: row.try_get(4)? };
-        page.groups.push(Locked { queue: row.try_get(1)?, group: row.try_get(2)?, place });
+        if let Some(queue) = row.try_get(2)? {
+            let place = LinePosition { at: row.try_get(4)?, id: row.try_get(5)? };
+            page.groups.push(Locked { queue, group: row.try_get(3)?, place });
+        }
     }
     Ok(Some(page))
 }
 
+/// Serves the locked groups. Returns whether one of them has more turns than were merged.
 #[expect(clippy::too_many_arguments, reason = "the arguments of the claim, and the page")]
 async fn serve(
     tx: &mut Tx<'_>,
@@ -348,7 +373,7 @@ async fn serve(
     wanted: usize,
     room: &mut Room,
     page: &Page,
-) -> Sql<()> {
+) -> Sql<bool> {
     let (now, first_new) = (page.now, jobs.len());
     let visited = visit(tx, page, priority).await?;
     let quantum = quantum(wanted, page.seen);
@@ -359,9 +384,7 @@ async fn serve(
         let of_queue = assigned.entry(&locked.queue).or_default();
         let left = room.of(&locked.queue).map_or(usize::MAX, |left| left.saturating_sub(*of_queue));
         let own = group.visit.room(quantum, startable, now).min(left);
-        if group.visit.gate.rate.is_some() {
-            startable = startable.saturating_sub(own);
-        }
+        startable = startable.saturating_sub(own);
         *of_queue += own;
         rooms.push(own);
     }
@@ -369,16 +392,17 @@ async fn serve(
     if rooms.iter().any(|room| *room > 0) {
         take(tx, request, cursor, jobs, page, &visited, &rooms, priority, wanted, suspect).await?;
     }
-    let mut started = HashMap::<(&str, &str), (usize, Position)>::new();
+    let mut started = HashMap::<(&str, &str), (usize, Option<Position>)>::new();
     for job in &jobs[first_new..] {
-        let at = Position { run_at: job.run_at, id: job.lease.id.0 };
+        // A suspect is taken out of order.
+        let at = (job.interruptions == 0).then_some(Position { run_at: job.run_at, id: job.lease.id.0 });
         let key = (&*job.queue, job.group.as_deref().unwrap_or_default());
         let (count, last) = started.entry(key).or_insert((0, at));
         (*count, *last) = (*count + 1, at.max(*last));
     }
     for (locked, own) in page.groups.iter().zip(&rooms) {
         let (count, last) = match started.get(&(locked.queue.as_str(), locked.group.as_str())) {
-            Some((count, last)) => (*count, Some(*last)),
+            Some((count, last)) => (*count, *last),
             None => (0, None),
         };
         cursor.served_group(&locked.queue, &locked.group, priority, last, count < *own, now);
@@ -412,6 +436,7 @@ async fn serve(
         // What this priority leaves, a lower one may use.
         if let Some(lower) = group.lower
             && count < *own
+            && next_job.is_none_or(|at| at > now)
             && group.visit.gate.max_running.is_some()
         {
             turns.add(locked, lower, now, None);
@@ -419,7 +444,7 @@ async fn serve(
     }
     turns.insert(tx).await?;
     room.count(&jobs[first_new..]);
-    Ok(())
+    Ok(visited.iter().any(|group| group.turns >= MAX_MERGED))
 }
 
 async fn visit(tx: &mut Tx<'_>, page: &Page, priority: i16) -> Sql<Vec<Visited>> {
@@ -451,6 +476,7 @@ async fn visit(tx: &mut Tx<'_>, page: &Page, priority: i16) -> Sql<Vec<Visited>>
                 .map(|(at, id)| LinePosition { at, id }),
             lower: row.try_get(9)?,
             has_suspects: row.try_get(10)?,
+            turns: row.try_get(13)?,
         });
     }
     Ok(visited)

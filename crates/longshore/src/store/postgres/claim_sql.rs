@@ -75,12 +75,16 @@ pub(super) const DISCOVER: &str = "
                from requested q
               where q.limited),
            found.queue, found.limited, found.priority, found.is_line,
-           case when found.is_line then (
-             select min(t.at)
-               from longshore.turns t
-              where t.queue = found.queue
-                and t.tat is not null
-                and t.at > longshore.clock()) end
+           (select min(next.at)   -- when a rate lets the next job start
+              from requested q
+             cross join lateral (
+                     select t.at
+                       from longshore.turns t
+                      where t.queue = q.queue
+                        and t.tat is not null
+                        and t.at > longshore.clock()
+                      order by t.at
+                      limit 1) as next)
       from (select 1) as one_row
       left join (select seg.queue, seg.limited, seg.priority, false as is_line
                    from segments seg
@@ -88,7 +92,13 @@ pub(super) const DISCOVER: &str = "
                   union all
                  select l.queue, l.limited, l.priority, true
                    from lines l
-                  where l.priority is not null) as found on true";
+                  where l.priority is not null
+                    and exists (
+                          select 1
+                            from longshore.turns t
+                           where t.queue = l.queue
+                             and t.priority = l.priority
+                             and t.at <= longshore.clock())) as found on true";
 
 /// Limits hold across processes: the claim that locks the row may start jobs of the queue.
 pub(super) const LOCK_LIMITED: &str = "

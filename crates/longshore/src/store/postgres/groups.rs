@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 use super::claim_groups::rate;
 use super::queues::bind_rate;
 use super::tx::{Sql, Tx};
-use crate::store::{GroupChange, GroupRecord, PlaceInLine};
+use crate::store::{GroupChange, GroupRecord, PlaceInLine, next_start};
 
 const SET_GROUP: &str = "
     insert into longshore.groups as g (queue, name, paused, max_running, weight, rate, rate_ms, burst)
@@ -136,7 +136,7 @@ fn read_group(queue: &str, row: &PgRow) -> Sql<GroupRecord> {
         waiting,
         waiting_or_more,
         running: row.try_get::<i64, _>(8)? as u64,
-        next_start_at: GroupRecord::next_start(rate, paced_until, now),
+        next_start_at: next_start(rate, paced_until, now),
     })
 }
 

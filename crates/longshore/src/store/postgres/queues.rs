@@ -5,7 +5,7 @@ use sqlx::Row;
 use super::claim_groups::rate;
 use super::stats::sample;
 use super::tx::{Query, Sql, Tx};
-use crate::store::{QueueChange, QueueRecord};
+use crate::store::{QueueChange, QueueRecord, next_start};
 use crate::turns::Rate;
 
 const SET_QUEUE: &str = "
@@ -18,7 +18,6 @@ const SET_QUEUE: &str = "
            rate = case when $5 then $6 else q.rate end,
            rate_ms = case when $5 then $7 else q.rate_ms end,
            burst = case when $5 then $8 else q.burst end,
-           tat = case when $5 then null else q.tat end,
            group_max_running = case when $9 then $10 else q.group_max_running end,
            group_rate = case when $11 then $12 else q.group_rate end,
            group_rate_ms = case when $11 then $13 else q.group_rate_ms end,
@@ -118,7 +117,7 @@ const QUEUES: &str = concat!(
       select greatest(1000, least(10000, 100000 / greatest(count(*), 1))) as jobs
         from waiting_queues)
     select n.name, coalesce(s.paused, false) as paused, s.max_running, s.rate, s.rate_ms, s.burst,
-           s.group_max_running, s.group_rate, s.group_rate_ms, s.group_burst, coalesce(p.n, 0) as suspects, (
+           s.group_max_running, s.group_rate, s.group_rate_ms, s.group_burst, s.tat, longshore.clock() as now, coalesce(p.n, 0) as suspects, (
              select count(*)
                from ((select 1
                         from longshore.ready r
@@ -151,11 +150,13 @@ pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
     let mut estimates = None;
     for row in rows {
         let (waiting, bound): (i64, i64) = (row.try_get("waiting")?, row.try_get("bound")?);
+        let own_rate = rate(row.try_get("rate")?, row.try_get("rate_ms")?, row.try_get("burst")?);
         let mut queue = QueueRecord {
             name: row.try_get("name")?,
             paused: row.try_get("paused")?,
             limit: row.try_get::<Option<i32>, _>("max_running")?.map(|limit| limit as u32),
-            rate: rate(row.try_get("rate")?, row.try_get("rate_ms")?, row.try_get("burst")?),
+            rate: own_rate,
+            next_start_at: next_start(own_rate, row.try_get("tat")?, row.try_get("now")?),
             group_limit: row.try_get::<Option<i32>, _>("group_max_running")?.map(|limit| limit as u32),
             group_rate: rate(
                 row.try_get("group_rate")?,

@@ -218,8 +218,8 @@ fn waiting_count(row: &PgRow, jobs: f64, estimated: bool) -> Sql<Count> {
 }
 
 /// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of
-/// each. Costs one index probe per (queue, priority) and per group. Looks at 10,000 groups at
-/// most.
+/// each. Costs one index probe per (queue, priority) and per (group, priority). Looks at
+/// 10,000 groups at most.
 const OVERDUE: &str = concat!(
     "with recursive ",
     find_waiting_queues!(),
@@ -261,6 +261,29 @@ const OVERDUE: &str = concat!(
                 limit 1)
         from waiting_groups g
        where g.grp is not null),
+    group_priorities as (
+      select g.queue, g.grp, (
+               select r.priority
+                 from longshore.ready r
+                where r.queue = g.queue
+                  and r.grp = g.grp
+                  and r.grp is not null
+                order by r.priority desc
+                limit 1) as priority
+        from (select * from waiting_groups limit 10000) as g
+       where g.grp <> ''
+      union all
+      select p.queue, p.grp, (
+               select r.priority
+                 from longshore.ready r
+                where r.queue = p.queue
+                  and r.grp = p.grp
+                  and r.grp is not null
+                  and r.priority < p.priority
+                order by r.priority desc
+                limit 1)
+        from group_priorities p
+       where p.priority is not null),
     first_jobs as (
       select p.queue, longshore.clock() - (
                select r.run_at
@@ -274,16 +297,17 @@ const OVERDUE: &str = concat!(
         from priorities p
        where p.priority is not null
       union all
-      select g.queue, longshore.clock() - (
+      select p.queue, longshore.clock() - (
                select r.run_at
                  from longshore.ready r
-                where r.queue = g.queue
-                  and r.grp = g.grp
+                where r.queue = p.queue
+                  and r.grp = p.grp
                   and r.grp is not null
-                order by r.priority desc, r.run_at
+                  and r.priority = p.priority
+                order by r.run_at
                 limit 1)
-        from (select * from waiting_groups limit 10000) as g
-       where g.grp <> '')
+        from group_priorities p
+       where p.priority is not null)
     select queue, extract(epoch from max(due_for))::float8
       from first_jobs
      where due_for >= interval '0'

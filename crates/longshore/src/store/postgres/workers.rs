@@ -17,7 +17,7 @@ const REGISTER: &str = "
     values ($1, $2, $3, $4, $5, $6, longshore.clock(), longshore.clock(), $7, $8, $9, $10)
         on conflict (id) do update
        set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
-           heartbeat_at = excluded.heartbeat_at
+           heartbeat_at = excluded.heartbeat_at, schema_version = excluded.schema_version
      where workers.dead_at is null";
 
 pub(super) async fn register(tx: &mut Tx<'_>, worker: &NewWorker) -> Sql<()> {

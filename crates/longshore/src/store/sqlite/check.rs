@@ -15,17 +15,22 @@ use crate::store::{CheckReport, Durability, Repair, StateTable};
 /// The maximum number of problems listed of each type.
 const MAX_PROBLEMS: u32 = 100;
 
-/// The groups and priorities with waiting jobs but no turn (as `w`).
+/// The groups and priorities with waiting jobs but no turn in time (as `w`). A group that may not
+/// start a job is looked at again after ten seconds or, because of its rate, later.
 macro_rules! without_turn {
     () => {
         "
-          from (select distinct queue, grp, priority from ready where grp is not null) as w
+          from (select queue, grp, priority, min(run_at) as run_at
+                  from ready
+                 where grp is not null
+                 group by queue, grp, priority) as w
          where not exists (
                select 1
                  from turns t
                 where t.queue = w.queue
                   and t.grp = w.grp
-                  and t.priority = w.priority)"
+                  and t.priority = w.priority
+                  and (t.at <= max(w.run_at, ?2) + 10000000 or t.tat is not null))"
     };
 }
 
@@ -191,9 +196,9 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             row.job(0)?
         ))
     })?);
-    problems.extend(tx.rows(WITHOUT_TURN, [MAX_PROBLEMS], |row| {
+    problems.extend(tx.rows(WITHOUT_TURN, params![MAX_PROBLEMS, tx.now()?], |row| {
         Ok(format!(
-            "group `{}` of queue `{}` has waiting jobs of priority {}, but no turn",
+            "group `{}` of queue `{}` has waiting jobs of priority {}, but no turn in time",
             row.get::<_, String>(0)?,
             row.get::<_, String>(1)?,
             row.get::<_, i16>(2)?
@@ -351,7 +356,7 @@ pub(super) fn repairs(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
     repairs.extend(tx.rows(MISSED, params![MAX_REPAIRS, oldest_kept(tx)?], |row| {
         Ok(Repair::Redeliver { event: row.get(0)? })
     })?);
-    repairs.extend(tx.rows(NO_TURN, [MAX_REPAIRS], |row| {
+    repairs.extend(tx.rows(NO_TURN, params![MAX_REPAIRS, tx.now()?], |row| {
         Ok(Repair::AddTurn { queue: row.get(0)?, group: row.get(1)?, priority: row.get(2)? })
     })?);
     repairs.extend(miscounted(tx)?);
@@ -389,9 +394,9 @@ pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
         ")"
     );
     const ADD_TURN: &str = concat!(
-        "insert into turns (at, queue, grp, priority) select ?4, w.queue, w.grp, w.priority",
+        "insert into turns (at, queue, grp, priority) select ?2, w.queue, w.grp, w.priority",
         without_turn!(),
-        " and w.queue = ?1 and w.grp = ?2 and w.priority = ?3"
+        " and w.queue = ?1 and w.grp = ?3 and w.priority = ?4"
     );
     let (sql, job) = match repair {
         Repair::KeepLease { job } => (DROP_WAITING_OF_RUNNING, job),
@@ -410,7 +415,7 @@ pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
             return Ok(tx.execute(REDELIVER, params![event, oldest_kept(tx)?])? > 0);
         }
         Repair::AddTurn { queue, group, priority } => {
-            return Ok(tx.execute(ADD_TURN, params![queue, group, priority, tx.now()?])? > 0);
+            return Ok(tx.execute(ADD_TURN, params![queue, tx.now()?, group, priority])? > 0);
         }
         Repair::CorrectTally { queue, kind, outcome, .. } => {
             return correct_tally(tx, queue, kind, *outcome);

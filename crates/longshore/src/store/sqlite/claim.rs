@@ -26,6 +26,11 @@ use crate::turns::Rate;
 
 /// Leases due jobs to a live worker, in the caller's transaction.
 pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
+    // What a failed claim took is rolled back, and must not be behind a position.
+    claim_once(tx, request, cursor).inspect_err(|_| cursor.restart())
+}
+
+fn claim_once(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
     if request.limit == 0 || !worker_is_alive(tx, request.worker)? {
         return Ok(Claims::NONE);
     }
@@ -46,7 +51,7 @@ pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCurso
         run.take_from_head(cursor)?;
         run.replace_skipped(cursor)?;
     }
-    if run.skipped_too_many() {
+    if run.skipped_too_many() || (run.has_more && !run.is_full()) {
         cursor.resume_next();
     }
     run.store_rates(cursor)?;
@@ -109,6 +114,8 @@ pub(super) struct ClaimRun<'a> {
     unsound: HashSet<Uuid>,
     /// Whether a row was skipped since the last jobs were taken in its place.
     skipped: bool,
+    /// Whether it stopped before the end of a line.
+    pub(super) has_more: bool,
 }
 
 /// The rate of a queue and its state.
@@ -158,6 +165,7 @@ impl<'a> ClaimRun<'a> {
             examined: Cell::new(0),
             unsound: HashSet::new(),
             skipped: false,
+            has_more: false,
         };
         for queue in &request.queues {
             let Some((slots, rate)) = free_slots(tx, queue)? else { continue };
@@ -220,21 +228,24 @@ impl<'a> ClaimRun<'a> {
         cursor.set_segments(self.find_segments()?, !self.suspects.is_empty(), instant(self.now));
         let (lines, next_start) = self.find_lines()?;
         let all = i16::MIN..=i16::MAX;
-        let picked = if lines.is_empty() { self.pick(cursor.segments(), &all)? } else { Vec::new() };
-        cursor.set_lines(lines, next_start);
+        cursor.set_lines(lines, next_start, Instant::now());
+        let has_lines = !cursor.lines().is_empty();
+        let picked = if has_lines { Vec::new() } else { self.pick(cursor.segments(), &all)? };
         // The duration of the scan does not include leasing the jobs. It is also limited
         // by the number of entries examined: waiting for a processor can make a scan of
         // three rows seem expensive.
         let ended = Instant::now();
         let latest_began = ended.checked_sub(MAX_TIME_PER_ENTRY * self.examined.get()).unwrap_or(began);
         cursor.head_scanned(began.max(latest_began), ended);
-        if cursor.lines().is_empty() { self.lease(&picked, all, cursor) } else { self.take(cursor) }
+        if has_lines { self.take(cursor) } else { self.lease(&picked, all, cursor) }
     }
 
     fn take(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
+        let groups_first = cursor.groups_come_first();
+        self.has_more = false;
         for part in cursor.parts() {
             if !self.is_full() {
-                self.take_part(part, cursor)?;
+                self.take_part(part, groups_first, cursor)?;
             }
         }
         cursor.set_full(self.is_full());
@@ -243,11 +254,11 @@ impl<'a> ClaimRun<'a> {
 
     /// Takes jobs of a part. Where jobs with and without a group have the same priority, each side
     /// gets half, and what the other leaves.
-    fn take_part(&mut self, part: Part, cursor: &mut ClaimCursor) -> Sql<()> {
-        let (level, groups_first) = match part {
+    fn take_part(&mut self, part: Part, groups_first: bool, cursor: &mut ClaimCursor) -> Sql<()> {
+        let level = match part {
             Part::Plain(priorities) => return self.take_plain(priorities, cursor),
             Part::Groups(priority) => return self.take_from_groups(priority, cursor),
-            Part::Mixed(priority) => (priority, cursor.groups_come_first()),
+            Part::Mixed(priority) => priority,
         };
         let other_half = self.wanted / 2;
         for (of_groups, reserved) in [(groups_first, other_half), (!groups_first, 0), (groups_first, 0)] {
@@ -301,7 +312,7 @@ impl<'a> ClaimRun<'a> {
         Ok(segments)
     }
 
-    /// Finds the lines with turns, with one index probe each, and when a rate lets the next job
+    /// Finds the lines with due turns, with two index probes each, and when a rate lets the next job
     /// start.
     fn find_lines(&self) -> Sql<(Vec<Line>, Option<DateTime<Utc>>)> {
         const NEXT_PRIORITY: &str = "
@@ -311,6 +322,13 @@ impl<'a> ClaimRun<'a> {
                and priority < ?2
                and priority >= ?3
              order by priority desc
+             limit 1";
+        const IS_DUE: &str = "
+            select 1
+              from turns indexed by turns_line
+             where queue = ?1
+               and priority = ?2
+               and at <= ?3
              limit 1";
         const NEXT_START: &str = "
             select min(at)
@@ -326,7 +344,9 @@ impl<'a> ClaimRun<'a> {
             while let Some(priority) =
                 probe.query_row(params![queue, below, lowest], |row| row.get::<_, i16>(0)).optional()?
             {
-                lines.push(Line { queue: queue.into(), priority, limited: slots.is_some(), after: None });
+                if self.tx.row(IS_DUE, params![queue, priority, self.now], |_| Ok(()))?.is_some() {
+                    lines.push(Line { queue: queue.into(), priority, limited: slots.is_some(), after: None });
+                }
                 below = priority.into();
                 self.count_entry();
             }
@@ -504,7 +524,7 @@ impl<'a> ClaimRun<'a> {
              where name = ?1";
         for (queue, QueueRate { rate, paced_until, started }) in &self.rates {
             let until = rate.paced_until(*paced_until, instant(self.now), *started);
-            let next = rate.next_start(until);
+            let next = rate.next_start(Some(until), instant(self.now));
             if next > instant(self.now) {
                 cursor.note_next_start(next);
             }
@@ -667,7 +687,8 @@ impl<'a> ClaimRun<'a> {
         } else {
             self.leased.sort_by_key(|job| Reverse(job.priority));
         }
-        Claims { jobs: self.leased, more: self.wanted == 0, again_in: cursor.again_in() }
+        let more = self.wanted == 0 || self.has_more;
+        Claims { jobs: self.leased, more, again_in: cursor.again_in() }
     }
 }
 

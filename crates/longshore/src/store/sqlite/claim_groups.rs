@@ -13,8 +13,8 @@ use crate::store::cursor::{ClaimCursor, LinePosition, Position};
 use crate::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, quantum};
 
 /// How many pages of a line one claim reads at most. Groups that may not start a job leave the line,
-/// so a second page is rarely needed.
-const MAX_PAGES: usize = 4;
+/// so a second page is rarely needed. The next claim continues.
+const MAX_PAGES: usize = 8;
 /// How many turns of a line a page has at most.
 const MAX_TURNS: usize = 1000;
 
@@ -45,14 +45,16 @@ impl<'a> ClaimRun<'a> {
     /// Takes jobs of groups with one priority.
     pub(super) fn take_from_groups(&mut self, priority: i16, cursor: &mut ClaimCursor) -> Sql<()> {
         let mut skipped = HashSet::<(String, Arc<str>)>::new();
+        let mut groups = groups_to_serve(self.wanted);
         for _ in 0..MAX_PAGES {
             if self.wanted == 0 {
-                break;
+                return Ok(());
             }
-            let page = self.read_line(cursor, priority, &skipped)?;
+            let page = self.read_line(cursor, priority, groups, &skipped)?;
             if page.groups.is_empty() {
-                break;
+                return Ok(());
             }
+            let first = self.leased.len();
             let quantum = quantum(self.wanted, page.seen);
             // Up to a group whose turn goes on, the line has been served.
             let mut may_pass = true;
@@ -71,7 +73,10 @@ impl<'a> ClaimRun<'a> {
                     skipped.insert((in_line.queue.to_owned(), in_line.group));
                 }
             }
+            // The groups have few jobs, or none for this worker.
+            groups = if self.leased.len() == first { MAX_GROUPS } else { self.wanted.clamp(1, MAX_GROUPS) };
         }
+        self.has_more |= self.wanted > 0;
         Ok(())
     }
 
@@ -80,6 +85,7 @@ impl<'a> ClaimRun<'a> {
         &self,
         cursor: &ClaimCursor,
         priority: i16,
+        groups: usize,
         skipped: &HashSet<(String, Arc<str>)>,
     ) -> Sql<Page<'a>> {
         const LINE: &str = "
@@ -91,8 +97,7 @@ impl<'a> ClaimRun<'a> {
                and priority = ?2
                and (at, id) > (?3, ?4)
                and at <= ?5
-             order by at, id
-             limit ?6";
+             order by at, id";
         let mut turns = Vec::new();
         for line in cursor.lines().iter().filter(|line| line.priority == priority) {
             let Some((&queue, slots)) = self.slots.get_key_value(line.queue.as_str()) else { continue };
@@ -101,22 +106,27 @@ impl<'a> ClaimRun<'a> {
             }
             let (at, id) = line.after.map_or((i64::MIN, 0), |after| (after.at.timestamp_micros(), after.id));
             let mut statement = self.tx.prepare(LINE)?;
-            let mut rows = statement.query(params![queue, priority, at, id, self.now, MAX_TURNS as i64])?;
-            while let Some(row) = rows.next()? {
-                let place = LinePosition { at: row.time(0)?, id: row.get(1)? };
-                turns.push(InLine { queue, group: row.get_ref(2)?.as_str()?.into(), place });
+            let mut rows = statement.query(params![queue, priority, at, id, self.now])?;
+            let (mut known, mut read) = (HashSet::<Arc<str>>::new(), 0);
+            while read < MAX_TURNS
+                && known.len() < MAX_GROUPS
+                && let Some(row) = rows.next()?
+            {
+                let group: Arc<str> = row.get_ref(2)?.as_str()?.into();
+                if skipped.contains(&(queue.to_owned(), group.clone())) {
+                    continue;
+                }
+                read += 1;
+                if known.insert(group.clone()) {
+                    let place = LinePosition { at: row.time(0)?, id: row.get(1)? };
+                    turns.push(InLine { queue, group, place });
+                }
             }
         }
         turns.sort_by_key(|turn| turn.place);
-        turns.truncate(MAX_TURNS);
-        let mut known = HashSet::new();
-        turns.retain(|turn| {
-            !skipped.contains(&(turn.queue.to_owned(), turn.group.clone()))
-                && known.insert((turn.queue, turn.group.clone()))
-        });
         turns.truncate(MAX_GROUPS);
         let seen = turns.len();
-        turns.truncate(groups_to_serve(self.wanted));
+        turns.truncate(groups);
         Ok(Page { groups: turns, seen })
     }
 
@@ -136,7 +146,9 @@ impl<'a> ClaimRun<'a> {
         }
         let taken = &self.leased[before..];
         let started = taken.len();
-        let last = taken.iter().map(|job| Position { run_at: job.run_at, id: job.lease.id.0 }).max();
+        // A suspect is taken out of order.
+        let in_order = taken.iter().filter(|job| job.interruptions == 0);
+        let last = in_order.map(|job| Position { run_at: job.run_at, id: job.lease.id.0 }).max();
         cursor.served_group(of.queue, &of.group, priority, last, started < room, now);
         let next_job = self.first_left(of, cursor, priority)?;
         let turn = visit.next(quantum, &Served { started, next_job }, now);
@@ -156,7 +168,8 @@ impl<'a> ClaimRun<'a> {
         if visit.gate.max_running.is_some() {
             cursor.note_limited_group();
             // What this priority leaves, a lower one may use.
-            if let Some(lower) = lower.filter(|_| started < room) {
+            let is_drained = started < room && next_job.is_none_or(|at| at > now);
+            if let Some(lower) = lower.filter(|_| is_drained) {
                 self.insert_turn(of, lower, self.now, None, None)?;
             }
         }
@@ -311,7 +324,8 @@ impl<'a> ClaimRun<'a> {
     }
 
     /// When the first job of the group that is left is due. Reads from the cursor's position on and, if
-    /// nothing is there, from the head: a job may have been committed before the position.
+    /// nothing is due there, from the head: a job before the position may have been committed late, or be
+    /// one that this worker does not take.
     fn first_left(&self, of: &InLine<'_>, cursor: &ClaimCursor, priority: i16) -> Sql<Option<DateTime<Utc>>> {
         const FIRST: &str = "
             select run_at
@@ -326,7 +340,7 @@ impl<'a> ClaimRun<'a> {
             let (run_at, id) = (after.run_at.timestamp_micros(), after.id.as_bytes().to_vec());
             let first =
                 self.tx.row(FIRST, params![of.queue, &*of.group, priority, run_at, id], |row| row.time(0))?;
-            if first.is_some() {
+            if first.is_some_and(|at| at <= instant(self.now)) {
                 return Ok(first);
             }
         }

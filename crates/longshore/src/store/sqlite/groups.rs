@@ -6,7 +6,7 @@ use rusqlite::{Row, params};
 
 use super::claim_groups::rate;
 use super::tx::{Columns, Sql, Tx, instant};
-use crate::store::{GroupChange, GroupRecord, PlaceInLine};
+use crate::store::{GroupChange, GroupRecord, PlaceInLine, next_start};
 
 pub(super) fn set_group(tx: &Tx<'_>, queue: &str, group: &str, change: &GroupChange) -> Sql<()> {
     const SET: &str = "
@@ -124,7 +124,7 @@ pub(super) fn group(tx: &Tx<'_>, queue: &str, group: &str) -> Sql<Option<GroupRe
             waiting,
             waiting_or_more,
             running: row.get::<_, u32>(7)?.into(),
-            next_start_at: GroupRecord::next_start(rate, row.maybe_time(8)?, instant(now)),
+            next_start_at: next_start(rate, row.maybe_time(8)?, instant(now)),
         };
         Ok((record, row.get::<_, bool>(9)?))
     };

@@ -6,10 +6,10 @@ use rusqlite::params;
 
 use super::claim_groups::rate;
 use super::stats::waiting;
-use super::tx::{Sql, Tx};
+use super::tx::{Columns, Sql, Tx, instant};
 use crate::enqueue::check_name;
 use crate::error::Error;
-use crate::store::{QueueChange, QueueRecord};
+use crate::store::{QueueChange, QueueRecord, next_start};
 
 pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()> {
     const SET: &str = "
@@ -23,7 +23,6 @@ pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()
                rate = iif(?5, ?6, rate),
                rate_ms = iif(?5, ?7, rate_ms),
                burst = iif(?5, ?8, burst),
-               tat = iif(?5, null, tat),
                group_max_running = iif(?9, ?10, group_max_running),
                group_rate = iif(?11, ?12, group_rate),
                group_rate_ms = iif(?11, ?13, group_rate_ms),
@@ -78,23 +77,26 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
                group_max_running,
                group_rate,
                group_rate_ms,
-               group_burst
+               group_burst,
+               tat
           from queues";
     const RUNNING: &str = "
         select queue,
                count(*) as running
           from running
          group by queue";
-    let waiting = waiting(tx)?;
+    let (waiting, now) = (waiting(tx)?, instant(tx.now()?));
     let mut queues = BTreeMap::<String, QueueRecord>::new();
     fn entry<'q>(queues: &'q mut BTreeMap<String, QueueRecord>, name: &str) -> &'q mut QueueRecord {
         queues.entry(name.to_owned()).or_insert_with(|| QueueRecord::empty(name))
     }
     for queue in tx.rows(SETTINGS, [], |row| {
+        let own_rate = rate(row, 3)?;
         Ok(QueueRecord {
             paused: row.get(1)?,
             limit: row.get(2)?,
-            rate: rate(row, 3)?,
+            rate: own_rate,
+            next_start_at: next_start(own_rate, row.maybe_time(10)?, now),
             group_limit: row.get(6)?,
             group_rate: rate(row, 7)?,
             ..QueueRecord::empty(row.get_ref(0)?.as_str()?)

@@ -217,8 +217,8 @@ fn waiting_count(((queue, kind, is_fresh), jobs): ((String, String, bool), u64),
 }
 
 /// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of
-/// each. Costs one index probe per (queue, priority) and per group. Looks at 10,000 groups at
-/// most.
+/// each. Costs one index probe per (queue, priority) and per (group, priority). Looks at
+/// 10,000 groups at most.
 pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
     const OVERDUE: &str = "
         with recursive waiting_queues as (
@@ -278,6 +278,23 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
                       and r.grp > g.grp)
             from waiting_groups g
            where g.grp is not null),
+        group_priorities as (
+          select g.queue, g.grp, (
+                   select max(r.priority)
+                     from ready r indexed by ready_groups
+                    where r.queue = g.queue
+                      and r.grp = g.grp) as priority
+            from (select * from waiting_groups limit 10000) as g
+           where g.grp <> ''
+          union all
+          select p.queue, p.grp, (
+                   select max(r.priority)
+                     from ready r indexed by ready_groups
+                    where r.queue = p.queue
+                      and r.grp = p.grp
+                      and r.priority < p.priority)
+            from group_priorities p
+           where p.priority is not null),
         first_jobs as (
           select p.queue, (
                    select min(r.run_at)
@@ -289,15 +306,14 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
             from priorities p
            where p.priority is not null
           union all
-          select g.queue, (
-                   select r.run_at
+          select p.queue, (
+                   select min(r.run_at)
                      from ready r indexed by ready_groups
-                    where r.queue = g.queue
-                      and r.grp = g.grp
-                    order by r.priority desc, r.run_at
-                    limit 1)
-            from (select * from waiting_groups limit 10000) as g
-           where g.grp <> '')
+                    where r.queue = p.queue
+                      and r.grp = p.grp
+                      and r.priority = p.priority)
+            from group_priorities p
+           where p.priority is not null)
         select queue,
                ?1 - min(run_at)
           from first_jobs

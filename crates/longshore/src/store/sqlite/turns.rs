@@ -4,12 +4,20 @@ use rusqlite::params;
 
 use super::tx::{Sql, Tx};
 
-/// Adds a turn for a job that was inserted into `ready`. A turn is never in the past, so a new
-/// group comes after those that wait already.
+/// Adds a turn for a job that was inserted into `ready`, unless the group has one that is not later:
+/// there is one writer, so no claim can delete that one without seeing the job. A turn is never in the
+/// past, so a new group comes after those that wait already.
 pub(super) fn add_turn(tx: &Tx<'_>, queue: &str, group: &str, priority: i16, run_at: i64) -> Sql<()> {
     const ADD: &str = "
         insert into turns (at, priority, queue, grp)
-        values (?1, ?2, ?3, ?4)";
+        select ?1, ?2, ?3, ?4
+         where not exists (
+               select 1
+                 from turns indexed by turns_group
+                where queue = ?3
+                  and grp = ?4
+                  and priority = ?2
+                  and at <= ?1)";
     tx.execute(ADD, params![run_at.max(tx.now()?), priority, queue, group])?;
     Ok(())
 }

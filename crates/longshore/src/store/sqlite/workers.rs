@@ -17,7 +17,7 @@ pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
         values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11)
             on conflict (id) do update
            set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
-               heartbeat_at = excluded.heartbeat_at
+               heartbeat_at = excluded.heartbeat_at, schema_version = excluded.schema_version
          where workers.dead_at is null";
     let kinds = worker.kinds.as_deref().map(json_list).transpose()?;
     tx.execute(

@@ -1,7 +1,7 @@
 //! Limits and fairness over HTTP: groups, rates and defaults, and what `explain` says of them.
 
 use longshore::store::NewWorker;
-use longshore::{GroupChange, JobId, Rate};
+use longshore::{GroupChange, JobId, Rate, Status};
 use serde_json::{Value, json};
 
 use super::client::HttpClient;
@@ -61,7 +61,7 @@ async fn the_rate_and_the_group_defaults_of_a_queue_are_set(fixture: Fixture) {
         http.json("PUT", "/queues/mail/rate", &json!({ "rate": rate })).await.expect_status(200).json();
     assert_eq!(queue["rate"], rate);
     let queue: Value = http
-        .json("PUT", "/queues/mail/group-defaults", &json!({ "limit": 4, "rate": rate }))
+        .json("PATCH", "/queues/mail/group-defaults", &json!({ "limit": 4, "rate": rate }))
         .await
         .expect_status(200)
         .json();
@@ -88,7 +88,9 @@ async fn bad_settings_are_refused_by_field(fixture: Fixture) {
         assert!(problem["message"].as_str().expect("message").contains(part), "{problem}");
     }
     http.json("PUT", "/queues/mail/rate", &json!({})).await.expect_status(422);
-    http.json("PUT", "/queues/mail/group-defaults", &json!({ "limit": 3 })).await.expect_status(422);
+    http.json("PATCH", "/queues/mail/group-defaults", &json!({ "limit": 0 })).await.expect_status(422);
+    let typo = json!({ "rate": { "starts": 5, "period": 60000 } });
+    http.json("PATCH", group, &typo).await.expect_status(422);
     let long = "x".repeat(129);
     http.json("PATCH", &format!("/queues/mail/groups/{long}"), &json!({ "limit": 1 }))
         .await
@@ -141,6 +143,21 @@ async fn explain_says_what_a_job_of_a_group_waits_for(fixture: Fixture) {
     let (reason, message) = explain(id).await;
     assert_eq!(reason, "group_paused");
     assert!(message.contains("longshore groups resume default acme"), "{message}");
+    fixture.rate("default", Some(Rate::per(1, MINUTE))).await.expect("rate");
+    let id = fixture.add(job("greet").group("globex")).await;
+    fixture.advance(SECOND).await;
+    assert_eq!(fixture.claim(worker.id, 1).await.len(), 1);
+    let id = if fixture.job(id).await.status == Status::Running {
+        fixture.add(job("greet").group("globex")).await
+    } else {
+        id
+    };
+    let (reason, message) = explain(id).await;
+    assert_eq!(reason, "rate_limit");
+    assert!(
+        message.starts_with("queue `default`: next start in 60.0 s (rate limit: 1 per 60 s)"),
+        "{message}"
+    );
 }
 
 async fn a_schedule_keeps_the_group_of_its_jobs(fixture: Fixture) {
