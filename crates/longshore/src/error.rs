@@ -118,6 +118,14 @@ impl Error {
         }
     }
 
+    /// The same error about a task of a flow, if it names a field.
+    pub(crate) fn in_task(self, task: &str) -> Self {
+        match self.field() {
+            Some(field) => Error::invalid(field.to_owned(), format!("task `{task}`: {self}")),
+            None => self,
+        }
+    }
+
     /// A copy of the error for another caller that shared the same statement.
     pub(crate) fn shared(&self) -> Self {
         let mut copy = Error::new(self.0.kind, self.to_string());

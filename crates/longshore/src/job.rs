@@ -50,6 +50,41 @@ impl FromStr for JobId {
     }
 }
 
+/// The id of a flow: a UUID v7. The flow of a job's children has the id of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FlowId(pub Uuid);
+
+impl FlowId {
+    /// Creates a new id. Callers choose it before the first try, so that an insert whose reply
+    /// was lost can be repeated without creating a second flow.
+    #[expect(clippy::new_without_default, reason = "two default values would differ")]
+    pub fn new() -> Self {
+        FlowId(Uuid::now_v7())
+    }
+}
+
+impl fmt::Display for FlowId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for FlowId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Uuid::from_str(text).map(FlowId).map_err(|_| {
+            Error::invalid(
+                "id",
+                format!(
+                    "`{text}` is not the id of a flow; ids are UUIDs, as `longshore flows list` shows them"
+                ),
+            )
+        })
+    }
+}
+
 /// The id of one worker process since it started. Never reused: a process that was declared dead
 /// and comes back registers under a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -209,6 +244,10 @@ pub struct JobRecord {
     pub unique_key: Option<String>,
     /// Its group, if it has one.
     pub group: Option<String>,
+    /// The flow that it is a member of, if it is one.
+    pub flow: Option<FlowId>,
+    /// Its name in the flow, if it has one.
+    pub task: Option<String>,
     /// Labels for people.
     pub tags: Vec<String>,
     /// Labels that workers and recovery act on.

@@ -6,6 +6,7 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogra
 use crate::client::settle::Kept;
 use crate::job::{AttemptEnd, Outcome};
 use crate::lifecycle::Leave;
+use crate::store::FlowStatus;
 
 pub(crate) const STARTED: &str = "worker_jobs_started_total";
 pub(crate) const COMPLETED: &str = "worker_jobs_completed_total";
@@ -16,6 +17,7 @@ const STEPS_REPLAYED: &str = "longshore_steps_replayed_total";
 const WAITS_TIMED_OUT: &str = "longshore_waits_timed_out_total";
 const EVENTS_EMITTED: &str = "longshore_events_emitted_total";
 const EVENTS_DELIVERED: &str = "longshore_events_delivered_total";
+const FLOWS_ENDED: &str = "longshore_flows_ended_total";
 
 /// The values of the label `outcome`.
 pub(crate) const OUTCOMES: [&str; 9] = [
@@ -81,6 +83,13 @@ pub(crate) fn count_delivered_events(jobs: usize) {
     counter!(EVENTS_DELIVERED).increment(jobs as u64);
 }
 
+/// Counts flows that ended, by status.
+pub(crate) fn count_ended_flows(ended: &[FlowStatus]) {
+    for status in ended {
+        counter!(FLOWS_ENDED, "status" => status.as_str()).increment(1);
+    }
+}
+
 /// Creates the counters of a kind at zero, for every outcome. A counter that appeared with its
 /// first event would hide that event from rates, and so from alerts.
 pub(crate) fn register_kind(kind: &str) {
@@ -104,6 +113,10 @@ pub(crate) fn describe() {
     describe_counter!(WAITS_TIMED_OUT, "Waits for events that ended at their deadline.");
     describe_counter!(EVENTS_EMITTED, "Events emitted by this process.");
     describe_counter!(EVENTS_DELIVERED, "Jobs woken by events.");
+    describe_counter!(FLOWS_ENDED, "Flows whose end this process stored, by status.");
+    for status in FlowStatus::ALL.into_iter().filter(|status| *status != FlowStatus::Running) {
+        counter!(FLOWS_ENDED, "status" => status.as_str()).increment(0);
+    }
     for name in [RECOVERED, STEPS_STORED, STEPS_REPLAYED, WAITS_TIMED_OUT, EVENTS_EMITTED, EVENTS_DELIVERED] {
         counter!(name).increment(0);
     }

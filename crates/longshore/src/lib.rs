@@ -71,6 +71,8 @@ pub mod cron;
 mod enqueue;
 mod error;
 #[doc(hidden)]
+pub mod flow;
+#[doc(hidden)]
 pub mod id_pattern;
 mod job;
 mod job_log;
@@ -110,7 +112,8 @@ pub mod worker;
 #[doc(hidden)]
 pub use client::Report;
 pub use client::{
-    CallerTransaction, Cancelled, CheckPayload, Client, Enqueueing, Redriven, RepairMode, UnknownKinds,
+    CallerTransaction, Cancelled, CancelledFlow, CheckPayload, Client, Enqueueing, Redriven, RepairMode,
+    RetriedFlow, UnknownKinds,
 };
 #[cfg(feature = "cron")]
 pub use cron::{CronLine, FiredReport, Missed, NewSchedule, Undeclared};
@@ -119,8 +122,10 @@ pub use enqueue::{
     MAX_NAME, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob,
 };
 pub use error::{Error, Result};
+pub use flow::Condition;
+pub use flow::graph::{Flow, Task, fan_out, task};
 pub use id_pattern::IdPattern;
-pub use job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
+pub use job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, Outcome, Status, WorkerId};
 #[doc(hidden)]
 pub use lifecycle::Ending;
 pub use lifecycle::{Interruption, When};
@@ -130,10 +135,11 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord, GroupChange,
-    GroupRecord, Interrupted, Interruptor, KindRecord, Lease, ListFilter, Migrated, NewKind, NewToken, Page,
-    Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION, Schedule, Scope, StateTable, StepRecord,
-    StepState, SweepScope, Tallied, TokenRecord, WorkerRecord,
+    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord, FlowFilter,
+    FlowRecord, FlowStatus, GroupChange, GroupRecord, Interrupted, Interruptor, KindRecord, Lease,
+    ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION,
+    Schedule, Scope, StateTable, StepRecord, StepState, SweepScope, Tallied, TaskRecord, TokenRecord,
+    WorkerRecord,
 };
 pub use turns::{MAX_WEIGHT, Rate};
 #[cfg(feature = "worker")]

@@ -66,6 +66,8 @@ pub struct Waiting {
     pub max_attempts: u16,
     /// How often it was interrupted: its worker died or hung.
     pub interruptions: u16,
+    /// Whether it waits for other tasks of its flow.
+    pub is_held: bool,
 }
 
 /// A running job, from its row in `running`.
@@ -105,6 +107,8 @@ pub struct Finished {
     pub lease_no: i32,
     /// How it ended.
     pub outcome: Outcome,
+    /// Whether it is a member of a flow that has not ended, so that others may need its result.
+    pub is_needed: bool,
 }
 
 impl Finished {
@@ -342,6 +346,10 @@ pub enum Refusal {
     NotFinished,
     /// The job has ended, but not as a dead letter.
     NotDead(Outcome),
+    /// The job waits for other tasks of its flow.
+    IsHeld,
+    /// The job has ended, but its flow has not.
+    IsNeeded,
 }
 
 impl Refusal {
@@ -357,6 +365,14 @@ impl Refusal {
                 format!("job {id} is running; wait for the attempt to end, or cancel it first")
             }
             Refusal::NotFinished => format!("job {id} has not ended; cancel it first"),
+            Refusal::IsHeld => {
+                format!("job {id} waits for other tasks of its flow; retry or wait for them, or cancel it")
+            }
+            Refusal::IsNeeded => {
+                format!(
+                    "job {id} is a task of a flow that has not ended; wait for the flow, or cancel it first"
+                )
+            }
             Refusal::NotDead(outcome) => format!(
                 "job {id} ended as {}, not failed_permanent; retry it instead of redriving it",
                 outcome.as_str()
@@ -378,6 +394,7 @@ pub fn next(state: &State, event: Event) -> Result<Transition, Refusal> {
             result: None,
             history: None,
         })),
+        (State::Waiting(job), Event::Retry) if job.is_held => Err(Refusal::IsHeld),
         (State::Waiting(_), Event::Retry) => Ok(Transition::RunNow),
         (State::Waiting(_), Event::Edit) => Ok(Transition::Rewrite),
         (State::Waiting(_), Event::Settle(_) | Event::Recover(_)) => Err(Refusal::LeaseLost),
@@ -391,6 +408,7 @@ pub fn next(state: &State, event: Event) -> Result<Transition, Refusal> {
         (State::Running(_), Event::Redrive | Event::Delete) => Err(Refusal::NotFinished),
 
         (State::Finished(_), Event::Retry) => Ok(Transition::Reopen),
+        (State::Finished(job), Event::Delete) if job.is_needed => Err(Refusal::IsNeeded),
         (State::Finished(_), Event::Delete) => Ok(Transition::Remove),
         (State::Finished(job), Event::Redrive) => match job.outcome {
             Outcome::FailedPermanent => Ok(Transition::Reopen),

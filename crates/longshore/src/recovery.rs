@@ -287,6 +287,8 @@ impl Client {
                 },
             );
             self.notifier().notify(due);
+            // Recovery may have ended members of flows.
+            self.advance_soon();
             found = Vec::new();
             for ((mut candidate, recovered), (_, settlement)) in
                 decided.into_iter().zip(recovered).zip(&batch)

@@ -30,11 +30,17 @@ create trigger refuse_old_worker
 alter table longshore.jobs add column grp text, add column flow uuid, add column task text;
 alter table longshore.ready add column grp text, add column flow uuid;
 alter table longshore.running add column grp text, add column flow uuid;
+alter table longshore.finished add column flow uuid;
+-- A task that waits for others of its flow. Its time is the end of the year 9999.
+alter table longshore.ready add column held boolean;
+-- A task that was cancelled because it could never start.
+alter table longshore.finished add column skipped boolean;
 -- The limit of the group when the job was claimed, null for none. If there was one, the end of the
 -- lease may let another job of the group start.
 alter table longshore.running add column gate integer;
 
 create index jobs_flow on longshore.jobs (flow, id) where flow is not null;
+create index jobs_task on longshore.jobs (flow, task) where task is not null;
 
 -- The jobs of groups have an index of their own: they are claimed by turns.
 drop index longshore.ready_claim;
@@ -116,29 +122,59 @@ create table longshore.groups (
     check ((rate is null) = (rate_ms is null) and (rate is null) = (burst is null))
 );
 
--- Flows: graphs of jobs. `open` counts the members that have not ended.
+-- Flows: graphs of jobs. `members` counts all jobs of the flow, `open` those that have not ended, and `failed`
+-- those that ended without success, except tasks that were skipped. More members can be added until the
+-- flow is `sealed`. `owned`: the members are the children of the job with the flow's id. `cancelling`: not all
+-- members have been cancelled yet. The numbers lag behind the jobs by what `flow_changes` contains.
 create table longshore.flows (
     id               uuid primary key,
-    name             text not null check (octet_length(name) between 1 and 128),
     created_at       timestamptz not null,
     deadline         timestamptz,
     ended_at         timestamptz,
-    open             integer not null check (open >= 0),
-    failed           integer not null default 0,
-    cancelled        boolean not null default false
+    members          bigint not null check (members >= 0),
+    open             bigint not null check (open >= 0),
+    failed           bigint not null default 0 check (failed >= 0),
+    sealed           boolean not null,
+    owned            boolean not null default false,
+    cancelled        boolean not null default false,
+    cancelling       boolean not null default false,
+    name             text not null check (octet_length(name) between 1 and 128),
+    key              text unique check (octet_length(key) between 1 and 512)
 ) with (fillfactor = 50);
 
--- Which jobs wait for which: `child` waits until `parent`, a job or a flow, ends. A link is
--- open until then.
+create index flows_deadline on longshore.flows (deadline) where ended_at is null and not cancelled;
+create index flows_cancelling on longshore.flows (id) where cancelling;
+create index flows_ended on longshore.flows (ended_at) where ended_at is not null;
+
+-- Which jobs wait for which: `child` waits until `parent`, a job or a flow, ends. `met` is null until
+-- then, and says afterwards whether it ended as the condition requires.
 create table longshore.links (
     parent           uuid not null,
     child            uuid not null,
+    met              boolean,
     condition        text not null check (condition in ('succeeded', 'ended', 'failed')),
-    open             boolean not null default true,
     primary key (parent, child)
-);
+) with (fillfactor = 70);
 
 create index links_child on longshore.links (child, parent);
+
+-- The ends of members of flows (`succeeded` is not null), and members that run again, until `advance` has
+-- followed them. `failure`: it counts as a failure of the flow, or did. Without a job: look at the flow.
+create sequence longshore.flow_change_ids;
+create table longshore.flow_changes (
+    id               bigint not null primary key default nextval('longshore.flow_change_ids'),
+    flow             uuid not null,
+    job              uuid,
+    succeeded        boolean,
+    failure          boolean not null default false
+) with (
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = off
+);
+
+create index flow_changes_flow on longshore.flow_changes (flow, id);
 
 -- It gets more parameters; functions.sql creates it again.
 drop function if exists longshore.enqueue(

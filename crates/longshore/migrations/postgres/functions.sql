@@ -277,6 +277,61 @@ as $$
    where add_turn.grp is not null
 $$;
 
+-- Adds a task to a flow, which is created if it does not exist, and locks the flow until the transaction
+-- ends. `after` names tasks that must have succeeded. Returns true if the task has to wait for one of them.
+create or replace function longshore.join_flow(flow uuid, job uuid, name text, task text, after text[]) returns boolean
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  parent  text;
+  found_id uuid;
+  outcome text;
+  is_held boolean := null;
+begin
+  insert into longshore.flows (id, name, created_at, members, open, sealed)
+  values (join_flow.flow, join_flow.name, longshore.clock(), 0, 0, true)
+      on conflict do nothing;
+  update longshore.flows f
+     set members = f.members + 1,
+         open = f.open + 1
+   where f.id = join_flow.flow
+     and f.ended_at is null
+     and not f.cancelled
+     and f.members < 1000000;
+  if not found then
+    raise exception 'flow: % has ended, was cancelled or has 1000000 members; enqueue all tasks of a flow in one transaction, or use a new flow', join_flow.flow
+      using errcode = '22023';
+  end if;
+  perform 1 from longshore.jobs j where j.flow = join_flow.flow and j.task = join_flow.task;
+  if found then
+    raise exception 'task: `%` is used twice in the flow; give each task its own name', join_flow.task
+      using errcode = '22023';
+  end if;
+  for parent in select distinct n from unnest(join_flow.after) as n loop
+    select j.id, (select f.outcome::text from longshore.finished f where f.id = j.id)
+      into found_id, outcome
+      from longshore.jobs j
+     where j.flow = join_flow.flow
+       and j.task = parent;
+    if not found then
+      raise exception 'after: there is no task `%` in the flow; enqueue it first, or correct the name', parent
+        using errcode = '22023';
+    end if;
+    if outcome <> 'succeeded' then
+      raise exception 'after: task `%` has ended without success; retry it first', parent
+        using errcode = '22023';
+    end if;
+    if outcome is null then
+      is_held := true;
+    end if;
+    insert into longshore.links (parent, child, condition, met)
+    values (found_id, join_flow.job, 'succeeded', outcome = 'succeeded');
+  end loop;
+  return is_held;
+end
+$$;
+
 -- Enqueue from SQL: from triggers, migrations or any language. Contains the same key
 -- rules as `keys.rs`; the conformance suite compares the two.
 create or replace function longshore.enqueue(
@@ -295,7 +350,10 @@ create or replace function longshore.enqueue(
     options          json default null,
     id               uuid default null,
     wake             boolean default true,
-    grp              text default null
+    grp              text default null,
+    flow             uuid default null,
+    task             text default null,
+    after            text[] default null
 ) returns table (job uuid, how text)
 language plpgsql
 as $$
@@ -313,6 +371,7 @@ declare
   was            record;
   merged         record;
   own_key        text;
+  is_held        boolean := null;
 begin
   -- The same checks as `NewJob::validate`, which also run before any key lookup.
   wrong := case
@@ -326,6 +385,16 @@ begin
       then 'queue: `*` means every queue, and only a worker can use it; name one queue'
     when octet_length(enqueue.grp) not between 1 and 128
       then 'grp: must have 1 to 128 bytes'
+    when enqueue.flow is null and (enqueue.task is not null or enqueue.after is not null)
+      then 'flow: name the flow that the task belongs to; longshore.new_id() makes a new one'
+    when enqueue.flow in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+      then 'flow: a flow cannot have the nil or the max UUID; longshore.new_id() makes a new one'
+    when octet_length(enqueue.task) not between 1 and 128
+      then 'task: must have 1 to 128 bytes'
+    when enqueue.flow is not null and enqueue.idempotency_key is not null
+      then 'idempotency_key: tasks of a flow cannot have keys'
+    when enqueue.flow is not null and enqueue.unique_key is not null
+      then 'unique_key: tasks of a flow cannot have keys'
     when bad_payload is not null
       then bad_payload
     when coalesce(enqueue.priority, 40000) not between -32768 and 32767
@@ -376,6 +445,9 @@ begin
   if found then
     return query select merged.job, case when merged.replaced then 'replaced' else 'existing' end;
     return;
+  end if;
+  if enqueue.flow is not null then
+    is_held := longshore.join_flow(enqueue.flow, new_id, coalesce(enqueue.task, enqueue.kind), enqueue.task, enqueue.after);
   end if;
   if enqueue.idempotency_key is not null then
     select j.id into holder
@@ -487,9 +559,10 @@ begin
 
     insert into longshore.jobs
            (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
-            payload, flags, options, idempotency_key, unique_key, grp)
+            payload, flags, options, idempotency_key, unique_key, grp, flow, task)
     values (new_id, moment, due, timeout_in_ms, enqueue.priority, enqueue.max_attempts, enqueue.kind, enqueue.queue,
-            enqueue.payload, labels, enqueue.options, enqueue.idempotency_key, enqueue.unique_key, enqueue.grp)
+            enqueue.payload, labels, enqueue.options, enqueue.idempotency_key, enqueue.unique_key, enqueue.grp,
+            enqueue.flow, enqueue.task)
         on conflict do nothing;
     if not found then
       -- Either an earlier try already stored this job, or a concurrent enqueue
@@ -510,9 +583,10 @@ begin
     end if;
     insert into longshore.ready
            (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-            interruptions, keyed, kind, queue, flags, grp)
-    values (new_id, due, moment, timeout_in_ms, 0, enqueue.priority, 0, enqueue.max_attempts,
-            0, enqueue.unique_key is not null, enqueue.kind, enqueue.queue, labels, enqueue.grp);
+            interruptions, keyed, kind, queue, flags, grp, flow, held)
+    values (new_id, case when is_held then '9999-12-31 23:59:59+00' else due end, moment, timeout_in_ms, 0,
+            enqueue.priority, 0, enqueue.max_attempts, 0, enqueue.unique_key is not null, enqueue.kind, enqueue.queue,
+            labels, enqueue.grp, enqueue.flow, is_held);
     perform longshore.add_turn(enqueue.queue, enqueue.grp, enqueue.priority, due);
     if enqueue.wake and due <= moment then
       perform pg_notify('longshore.wake', enqueue.queue);
@@ -542,15 +616,21 @@ begin
       returning w.*),
     ended as (
       insert into longshore.finished
-             (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error)
+             (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error, flow)
       select g.id, longshore.clock(), g.lease_no, 'cancelled', g.attempt, g.max_attempts, g.interruptions, (
                select a.error
                  from longshore.attempts a
                 where a.job = g.id
                   and a.error is not null
                 order by a.lease_no desc
-                limit 1)
+                limit 1), g.flow
         from gone g),
+    noted as (
+      insert into longshore.flow_changes (flow, job, succeeded, failure)
+      select g.flow, g.id, false, true
+        from gone g
+       where g.flow is not null
+      returning pg_notify('longshore.emit', '')),
     counted as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       select date_trunc('minute', longshore.clock()), 1, 1, 'cancelled', 0, g.queue, g.kind
@@ -586,7 +666,8 @@ $$;
 
 -- Retry from SQL: a finished job is queued again with a fresh attempt budget, and
 -- a waiting job becomes due now. Returns `queued`, `running` (nothing to do),
--- `key_taken` (another live job owns its unique key) or `not_found`.
+-- `key_taken` (another live job owns its unique key), `held` (it waits for other tasks of its flow) or
+-- `not_found`.
 create or replace function longshore.retry(id uuid) returns text
 language plpgsql
 as $$
@@ -615,6 +696,11 @@ begin
         end if;
       end if;
       delete from longshore.finished f where f.id = retry.id;
+      if request.flow is not null then
+        insert into longshore.flow_changes (flow, job, failure)
+        values (request.flow, retry.id, was.outcome <> 'succeeded' and was.skipped is not true);
+        perform pg_notify('longshore.emit', '');
+      end if;
       if was.outcome = 'succeeded' then
         delete from longshore.steps s where s.job = retry.id;  -- it starts over
       end if;
@@ -630,9 +716,14 @@ begin
       perform pg_notify('longshore.wake', request.queue);
       return 'queued';
     end if;
+    perform 1 from longshore.ready w where w.id = retry.id and w.held;
+    if found then
+      return 'held';
+    end if;
     with gone as (
       delete from longshore.ready w
        where w.id = retry.id
+         and w.held is not true
       returning w.*)
     insert into longshore.ready
            (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
@@ -668,6 +759,8 @@ begin
   wrong := case
     when coalesce(octet_length(emit.name), 0) not between 1 and 128
       then 'name: must have 1 to 128 bytes'
+    when starts_with(emit.name, 'flow-ended:')
+      then 'name: `flow-ended:` is reserved for the ends of flows; use another prefix'
     else longshore.wrong_with_payload(emit.payload, 65536)
   end;
   if wrong is not null then

@@ -33,6 +33,11 @@ alter table ready add column grp text;
 alter table ready add column flow blob;
 alter table running add column grp text;
 alter table running add column flow blob;
+alter table finished add column flow blob;
+-- A task that waits for others of its flow. Its time is the end of the year 9999.
+alter table ready add column held integer;
+-- A task that was cancelled because it could never start.
+alter table finished add column skipped integer;
 -- The limit of the group when the job was claimed, null for none. If there was one, the end of the
 -- lease may let another job of the group start.
 alter table running add column gate integer;
@@ -104,26 +109,50 @@ create table groups (
     primary key (queue, name)
 ) strict, without rowid;
 
--- Flows: graphs of jobs. `open` counts the members that have not ended.
+-- Flows: graphs of jobs. `members` counts all jobs of the flow, `open` those that have not ended, and `failed`
+-- those that ended without success, except tasks that were skipped. More members can be added until the
+-- flow is `sealed`. `owned`: the members are the children of the job with the flow's id. `cancelling`: not all
+-- members have been cancelled yet. The numbers lag behind the jobs by what `flow_changes` contains.
 create table flows (
     id               blob not null primary key check (length(id) = 16),
-    name             text not null check (length(cast(name as blob)) between 1 and 128),
     created_at       integer not null,
     deadline         integer,
     ended_at         integer,
+    members          integer not null check (members >= 0),
     open             integer not null check (open >= 0),
-    failed           integer not null default 0,
-    cancelled        integer not null default 0 check (cancelled in (0, 1))
+    failed           integer not null default 0 check (failed >= 0),
+    sealed           integer not null check (sealed in (0, 1)),
+    owned            integer not null default 0 check (owned in (0, 1)),
+    cancelled        integer not null default 0 check (cancelled in (0, 1)),
+    cancelling       integer not null default 0 check (cancelling in (0, 1)),
+    name             text not null check (length(cast(name as blob)) between 1 and 128),
+    key              text unique check (length(cast(key as blob)) between 1 and 512)
 ) strict, without rowid;
 
--- Which jobs wait for which: `child` waits until `parent`, a job or a flow, ends. A link is
--- open until then.
+create index flows_deadline on flows (deadline) where ended_at is null and cancelled = 0;
+create index flows_cancelling on flows (id) where cancelling = 1;
+create index flows_ended on flows (ended_at) where ended_at is not null;
+
+-- Which jobs wait for which: `child` waits until `parent`, a job or a flow, ends. `met` is null until
+-- then, and says afterwards whether it ended as the condition requires.
 create table links (
     parent           blob not null check (length(parent) = 16),
     child            blob not null check (length(child) = 16),
+    met              integer check (met in (0, 1)),
     condition        text not null check (condition in ('succeeded', 'ended', 'failed')),
-    open             integer not null default 1 check (open in (0, 1)),
     primary key (parent, child)
 ) strict, without rowid;
 
 create index links_child on links (child, parent);
+
+-- The ends of members of flows (`succeeded` is not null), and members that run again, until `advance` has
+-- followed them. `failure`: it counts as a failure of the flow, or did. Without a job: look at the flow.
+create table flow_changes (
+    id               integer primary key autoincrement,   -- an id is never used again
+    flow             blob not null check (length(flow) = 16),
+    job              blob check (length(job) = 16),
+    succeeded        integer check (succeeded in (0, 1)),
+    failure          integer not null default 0 check (failure in (0, 1))
+) strict;
+
+create index flow_changes_flow on flow_changes (flow, id);

@@ -176,15 +176,19 @@ impl BulkAction {
 }
 
 /// The state of a listed job, as far as these actions depend on it. A list does not
-/// include whether the handler has started or the unique key has moved to another
-/// job.
+/// include whether the handler has started, the unique key has moved to another job, or a
+/// job waits for other tasks of its flow.
 fn list_state(job: &JobRecord) -> lifecycle::State {
     let &JobRecord { lease_no, attempts, max_attempts, interruptions, cancel_requested, .. } = job;
-    let finished = |outcome| lifecycle::State::Finished(Finished { lease_no, outcome });
+    let finished = |outcome| lifecycle::State::Finished(Finished { lease_no, outcome, is_needed: false });
     match job.status {
-        Status::Queued | Status::Retrying => {
-            lifecycle::State::Waiting(Waiting { lease_no, attempts, max_attempts, interruptions })
-        }
+        Status::Queued | Status::Retrying => lifecycle::State::Waiting(Waiting {
+            lease_no,
+            attempts,
+            max_attempts,
+            interruptions,
+            is_held: false,
+        }),
         Status::Running => lifecycle::State::Running(Running {
             lease_no,
             worker: job.locked_by.unwrap_or(WorkerId(Uuid::nil())),

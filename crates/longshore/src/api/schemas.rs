@@ -59,6 +59,12 @@ pub(super) struct JobSchema {
     unique_key: Option<String>,
     #[schema(required)]
     group: Option<String>,
+    /// The flow that the job is a member of.
+    #[schema(required)]
+    flow: Option<Uuid>,
+    /// Its name in the flow.
+    #[schema(required)]
+    task: Option<String>,
     tags: Vec<String>,
     flags: Vec<String>,
     /// Why the job was enqueued.

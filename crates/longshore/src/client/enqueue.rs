@@ -13,7 +13,7 @@ use crate::enqueue::{Enqueued, NewJob, StoredRequest, UniqueMode, ValidJob};
 use crate::error::Result;
 use crate::job::{JobId, JobRecord};
 use crate::retry::RetryPolicy;
-use crate::store::{KeyWait, Store};
+use crate::store::{KeyWait, NewFlow, PutFlow, Store};
 
 impl Client {
     /// Enqueues one job. When the returned value is awaited, the job is stored durably.
@@ -109,6 +109,10 @@ pub trait CallerTransaction {
     /// Stores the jobs on the caller's connection.
     #[doc(hidden)]
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
+
+    /// Stores the flow on the caller's connection.
+    #[doc(hidden)]
+    async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow>;
 }
 
 /// One job to enqueue. Await it to store the job.

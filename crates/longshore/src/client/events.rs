@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Client;
-use crate::enqueue::{check_json, check_name};
+use crate::enqueue::{check_event, check_json};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::When;
@@ -29,7 +29,7 @@ impl Client {
     pub async fn emit(&self, name: &str, payload: &(impl Serialize + ?Sized)) -> Result<Emitted> {
         let payload = serde_json::value::to_raw_value(payload)
             .map_err(|error| Error::invalid("payload", format!("payload: not JSON: {error}")))?;
-        check_name("name", name)?;
+        check_event("name", name)?;
         check_json("payload", payload.get(), MAX_EVENT)?;
         let emitted = self.store.emit(name, &payload).await?;
         #[cfg(any(feature = "api", feature = "worker"))]

@@ -8,6 +8,7 @@
 //! | `lease` | what workers do with leases: claim, heartbeat, progress, release |
 //! | `settle` | how attempts end |
 //! | `operate` | operators' commands on jobs and queues |
+//! | `events`, `flows` | events that jobs wait for; graphs of jobs |
 //! | `inspect` | reading jobs, numbers, workers and queues |
 //! | `check` | the consistency check, its repairs, durability |
 //! | `upkeep` | turns of retention and of folding tallies |
@@ -29,6 +30,7 @@ use crate::wake::Notifier;
 mod check;
 mod enqueue;
 mod events;
+mod flows;
 mod inspect;
 pub(crate) mod kinds;
 mod lease;
@@ -41,6 +43,7 @@ pub use check::RepairMode;
 #[cfg(feature = "api")]
 pub(crate) use enqueue::batch_span;
 pub use enqueue::{CallerTransaction, Enqueueing};
+pub use flows::{CancelledFlow, RetriedFlow};
 pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};
 pub use settle::Report;
@@ -67,6 +70,7 @@ pub struct Client {
     notifier: Notifier,
     kind_rules: Arc<kinds::KindRules>,
     pub(crate) job_log: Arc<JobLog>,
+    advancer: Arc<flows::Advancer>,
 }
 
 impl Client {
@@ -88,7 +92,14 @@ impl Client {
     pub fn new(store: Arc<dyn Store>) -> Self {
         let notifier = Notifier::new(store.clone());
         let lanes = Arc::new(Lanes::new(store.clone(), notifier.clone()));
-        Client { store, lanes, notifier, kind_rules: Arc::default(), job_log: Arc::default() }
+        Client {
+            store,
+            lanes,
+            notifier,
+            kind_rules: Arc::default(),
+            job_log: Arc::default(),
+            advancer: Arc::default(),
+        }
     }
 
     /// The engine, for the project's own tests and benchmarks.

@@ -158,6 +158,10 @@ impl Client {
                     if let (State::Running(running), Operation::RequestCancel) = (&state, &operation) {
                         self.notifier.notify_cancel(running.worker);
                     }
+                    if matches!(operation, Operation::Cancel { .. } | Operation::Reopen) {
+                        // The job may be a member of a flow.
+                        self.advance_soon();
+                    }
                     return Ok(operation);
                 }
                 Operated::Moved => {}

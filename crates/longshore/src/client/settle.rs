@@ -47,6 +47,7 @@ impl Client {
     pub(crate) async fn settle_reports(&self, reports: &[Report<'_>]) -> Result<Vec<Kept>> {
         let mut results = vec![Kept::LeaseLost; reports.len()];
         let mut due: Vec<(&str, When)> = Vec::new();
+        let mut has_member_ended = false;
         let mut open: Vec<(usize, LeaseFlags)> =
             (0..reports.len()).map(|i| (i, LeaseFlags::default())).collect();
         // Each flag is only ever set, never cleared, so an item is decided at most three
@@ -59,6 +60,8 @@ impl Client {
                 match settled {
                     Settled::Stored => {
                         results[i] = Kept::from(settlement);
+                        has_member_ended |= reports[i].claimed.flow().is_some()
+                            && matches!(settlement.leave, Leave::Finish(_));
                         due.extend(due_again(settlement).map(|when| (reports[i].claimed.queue(), when)));
                         if reports[i].claimed.gated {
                             // Another job of its group may start.
@@ -75,6 +78,9 @@ impl Client {
             self.notifier.notify_enqueued(&report.follow_ups);
         }
         self.notifier.notify(due);
+        if has_member_ended {
+            self.advance_soon();
+        }
         Ok(results)
     }
 

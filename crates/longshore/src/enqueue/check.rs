@@ -7,7 +7,7 @@ use super::Options;
 use crate::error::{Error, Result};
 use crate::lifecycle::When;
 use crate::retry::MAX_DELAY;
-use crate::store::ALL_QUEUES;
+use crate::store::{ALL_QUEUES, FLOW_EVENT};
 
 /// Maximum size of a payload, in bytes of JSON.
 pub const MAX_PAYLOAD: usize = 1024 * 1024;
@@ -47,7 +47,22 @@ pub(crate) fn check_queue(field: &'static str, name: &str) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn check_text(field: &'static str, text: &str, limit: usize) -> Result<()> {
+/// Checks the name of an event that a caller emits or waits for.
+pub(crate) fn check_event(field: &'static str, name: &str) -> Result<()> {
+    check_name(field, name)?;
+    if name.starts_with(FLOW_EVENT) {
+        return Err(Error::invalid(
+            field,
+            format!(
+                "{field}: `{FLOW_EVENT}` is reserved for the ends of flows; use another prefix, and join only the \
+                 children that the job has spawned itself"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_text(field: &'static str, text: &str, limit: usize) -> Result<()> {
     if text.is_empty() {
         return Err(Error::invalid(field, format!("{field}: is empty; use 1 to {limit} bytes")));
     }

@@ -22,7 +22,7 @@ pub(crate) mod lanes;
 mod new_job;
 
 pub use check::{MAX_DEPTH, MAX_KEY, MAX_NAME, MAX_PAYLOAD};
-pub(crate) use check::{check_json, check_labels, check_name, check_queue};
+pub(crate) use check::{check_event, check_json, check_labels, check_name, check_queue, check_text};
 pub use edit::Edit;
 pub(crate) use edit::ValidEdit;
 pub(crate) use new_job::Options;

@@ -97,6 +97,11 @@ impl NewJob {
         self
     }
 
+    /// The kind of the job.
+    pub(crate) fn kind(&self) -> &str {
+        &self.kind
+    }
+
     /// Sets the queue; `default` by default.
     pub fn queue(mut self, queue: impl Into<String>) -> Self {
         self.queue = queue.into();
@@ -378,6 +383,8 @@ impl ValidJob {
             idempotency_key: self.idempotency_key,
             unique_key: self.unique.map(|(key, _)| key),
             group: self.group,
+            flow: None,
+            task: None,
             tags: options.tags,
             flags: self.flags,
             context: options.context,

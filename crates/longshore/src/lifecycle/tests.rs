@@ -41,11 +41,11 @@ fn suspect(interruptions: u16, started: bool) -> Running {
 }
 
 fn waiting() -> State {
-    State::Waiting(Waiting { lease_no: 40, attempts: 2, max_attempts: 5, interruptions: 1 })
+    State::Waiting(Waiting { lease_no: 40, attempts: 2, max_attempts: 5, interruptions: 1, is_held: false })
 }
 
 fn finished(outcome: Outcome) -> State {
-    State::Finished(Finished { lease_no: 40, outcome })
+    State::Finished(Finished { lease_no: 40, outcome, is_needed: false })
 }
 
 fn succeeded() -> Ending {

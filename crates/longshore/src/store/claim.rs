@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::Lease;
 use crate::enqueue::{DEFAULT_QUEUE, Options};
-use crate::job::{JobId, WorkerId};
+use crate::job::{FlowId, JobId, WorkerId};
 use crate::lifecycle::{LeaseFlags, Running};
 use crate::retry::RetryPolicy;
 
@@ -125,6 +125,7 @@ pub struct Claimed {
     pub(crate) group: Option<Arc<str>>,
     /// Whether its group had a limit when it was claimed, so that its end may let another job start.
     pub(crate) gated: bool,
+    pub(crate) flow: Option<FlowId>,
 }
 
 impl Claimed {
@@ -146,6 +147,11 @@ impl Claimed {
     /// Its group, if it has one.
     pub fn group(&self) -> Option<&str> {
         self.group.as_deref()
+    }
+
+    /// The flow that it is a member of, if it is one.
+    pub fn flow(&self) -> Option<FlowId> {
+        self.flow
     }
 
     /// Its priority.

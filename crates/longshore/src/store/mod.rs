@@ -24,7 +24,7 @@ use crate::BoxFuture;
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::id_pattern::IdPattern;
-use crate::job::{JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
@@ -32,6 +32,7 @@ mod check;
 mod claim;
 pub mod cursor;
 mod events;
+mod flows;
 mod groups;
 mod inspect;
 mod kinds;
@@ -59,6 +60,11 @@ pub use cursor::ClaimCursor;
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventRecord, MAX_EVENT};
+pub use flows::{
+    Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
+    NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
+};
+pub(crate) use flows::{FLOW_EVENT, flow_event};
 pub(crate) use groups::next_start;
 pub use groups::{GroupChange, GroupRecord, PlaceInLine};
 pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
@@ -361,6 +367,82 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Removes up to `limit` events whose time has passed. Returns how many.
     async fn remove_events(&self, limit: u32) -> Result<u64>;
+
+    // ---- flows ------------------------------------------------------------
+
+    /// Stores a flow with its members, links and callbacks, all or nothing. A flow whose id
+    /// exists is not stored again, because an earlier reply may have been lost; one whose idempotency
+    /// key exists returns the flow that has it.
+    async fn put_flow(&self, flow: &NewFlow) -> Result<PutFlow>;
+
+    /// Adds members without links to a flow that is not sealed. Members that were stored by an earlier
+    /// call are not stored again.
+    async fn add_members(&self, flow: FlowId, members: &[NewMember]) -> Result<Added>;
+
+    /// Seals a flow: no more members can be added, and it ends when none is open. Returns whether it
+    /// exists.
+    async fn seal_flow(&self, flow: FlowId) -> Result<bool>;
+
+    /// Stores children of a running job, as members of the flow with the job's id, and the step that
+    /// journals them, in one transaction under the lease. If the step is journaled already, nothing
+    /// is stored again.
+    async fn spawn(&self, children: &NewChildren) -> Result<Spawned>;
+
+    /// Returns one flow.
+    async fn flow(&self, id: FlowId) -> Result<Option<FlowRecord>>;
+
+    /// Lists flows, newest first.
+    async fn flows(&self, filter: &FlowFilter) -> Result<Vec<FlowRecord>>;
+
+    /// Lists up to `limit` members of a flow after `after`, ordered by id, with what they wait for.
+    async fn tasks(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<TaskRecord>>;
+
+    /// Returns the jobs that a job waited for, with their results.
+    async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>>;
+
+    /// Lists up to `limit` members of a flow after `after`, ordered by id, with their results.
+    async fn results(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<ParentRecord>>;
+
+    // ---- advance ----------------------------------------------------------
+
+    /// Returns what upkeep has to do now: deliver events, follow changes, cancel flows. One
+    /// statement.
+    async fn pending(&self) -> Result<Pending>;
+
+    /// Follows up to `limit` changes of flows: members that ended or were reopened. Releases or ends
+    /// their children as [`flow::follow`](crate::flow::follow) decides, and ends flows without an open member.
+    /// Flows that others have locked are left to them.
+    async fn advance(&self, limit: u32) -> Result<Advanced>;
+
+    /// Marks a flow as cancelled. Returns false if it has ended, was cancelled before or does not
+    /// exist.
+    async fn flag_cancelled(&self, flow: FlowId) -> Result<bool>;
+
+    /// Cancels the waiting ones of up to `limit` members of a flow after `after`, and requests that the
+    /// running ones stop. The last step ends the cancel.
+    async fn cancel_members(
+        &self,
+        flow: FlowId,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<CancelledMembers>;
+
+    /// Lists up to `limit` flows whose deadline has passed, or whose cancel was cut off.
+    async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>>;
+
+    /// Reopens those of up to `limit` members of a flow after `after` that ended without success before
+    /// `before`, as [`flow::reopen`](crate::flow::reopen) decides.
+    async fn retry_members(
+        &self,
+        flow: FlowId,
+        before: DateTime<Utc>,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<RetriedMembers>;
+
+    /// Removes up to `limit` flows that have no members left and ended before the shortest retention
+    /// time.
+    async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64>;
 
     // ---- queues -----------------------------------------------------------
 

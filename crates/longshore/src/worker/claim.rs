@@ -73,6 +73,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
         let idle = shared.held.len() == 0;
         if idle && shared.phase() == Phase::Draining {
             claimer.restart_at_head();
+            // The end of a job may have released others, which are part of the drain.
+            if let Err(error) = shared.client.advance_flows().await {
+                tracing::warn!(%error, "could not follow changes of flows");
+            }
         }
         // Registered before the claim: jobs settled during the claim may free slots.
         let settled = shared.held.settled.notified();

@@ -34,6 +34,7 @@
 //! | `execute` | one attempt: timeout, panic, stop |
 //! | `context` | what a handler receives: its job, state, stop token, checkpoints |
 //! | `steps`, `journal` | durable steps, sleeps and waits; what is stored of them, and suspending a handler |
+//! | `flows` | results of other tasks of a flow; children of a job |
 //! | `settle` | storing how attempts ended, in batches |
 //! | `progress` | storing progress reports, in batches |
 //! | `heartbeat` | heartbeats and the self-stop, on their own thread |
@@ -52,6 +53,7 @@ mod claim;
 mod clock_steps;
 mod context;
 mod execute;
+mod flows;
 mod handler;
 mod heartbeat;
 mod hooks;
@@ -70,6 +72,7 @@ mod upkeep;
 
 pub use builder::Builder;
 pub use context::{Context, StopReason};
+pub use flows::Children;
 pub use handler::{Batched, Executor, Failure, Job};
 pub use hooks::Hooks;
 pub use settings::{RecoverySettings, Settings};

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use super::context::Context;
 use super::handler::{Failure, without_values};
 use super::journal::Active;
-use crate::enqueue::{check_json, check_name};
+use crate::enqueue::{check_event, check_json, check_name};
 use crate::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
 use crate::retry::MAX_DELAY;
 use crate::store::{MAX_STEP_VALUE, NewStep, PendingWait, StepState};
@@ -232,7 +232,7 @@ impl<S: Send + Sync> Context<S> {
         first(winner, name, waits)
     }
 
-    async fn suspend(
+    pub(super) async fn suspend(
         &self,
         active: Active<'_>,
         name: &str,
@@ -252,7 +252,12 @@ impl<S: Send + Sync> Context<S> {
     }
 
     /// What an earlier attempt stored under the name `step`, which this attempt now uses.
-    async fn journaled(&self, what: &str, name: &str, step: &str) -> Result<Option<StepState>, Failure> {
+    pub(super) async fn journaled(
+        &self,
+        what: &str,
+        name: &str,
+        step: &str,
+    ) -> Result<Option<StepState>, Failure> {
         check_name("name", name).map_err(|error| Failure::permanent(format!("{what} `{name}`: {error}")))?;
         if !self.journal().use_name(step) {
             return Err(Failure::permanent(format!(
@@ -263,7 +268,7 @@ impl<S: Send + Sync> Context<S> {
         Ok(self.journal().earlier(self.client(), self.job().lease(), step).await?)
     }
 
-    async fn save_step(&self, name: &str, value: Box<RawValue>) -> Result<(), Failure> {
+    pub(super) async fn save_step(&self, name: &str, value: Box<RawValue>) -> Result<(), Failure> {
         self.journal().check_size(name, &value)?;
         let step = NewStep { lease: self.job().lease(), name: name.to_owned(), value };
         let fenced = self.journal().save(self.client(), step).await?;
@@ -273,7 +278,7 @@ impl<S: Send + Sync> Context<S> {
     }
 }
 
-fn encode(name: &str, value: &impl Serialize) -> Result<Box<RawValue>, Failure> {
+pub(super) fn encode(name: &str, value: &impl Serialize) -> Result<Box<RawValue>, Failure> {
     let value = serde_json::value::to_raw_value(value)
         .map_err(|error| Failure::permanent(format!("step `{name}`: its value is not JSON: {error}")))?;
     check_json("value", value.get(), MAX_STEP_VALUE).map_err(|error| {
@@ -301,7 +306,7 @@ fn check_waits(what: &str, name: &str, waits: &[Wait]) -> Result<(), Failure> {
                 return Err(Failure::permanent(format!("{what} `{name}`: wait at most ten years")));
             }
             Wait(Awaited::Sleep(_)) => {}
-            Wait(Awaited::Event(event)) => check_name("event", event)
+            Wait(Awaited::Event(event)) => check_event("event", event)
                 .map_err(|error| Failure::permanent(format!("{what} `{name}`: {error}")))?,
         }
     }

@@ -159,9 +159,9 @@ pub(super) async fn cron(shared: Arc<Shared>) {
     }
 }
 
-/// Wakes the jobs that wait for new events. `Client::emit` does that at once for its own events;
-/// this finds those that were emitted in SQL, at once if the notification arrives, and those of a
-/// process that died.
+/// Wakes the jobs that wait for new events, follows changes of flows and cancels flows whose deadline
+/// has passed. Clients do the first two at once; this finds what SQL has changed, at once if the
+/// notification arrives, and what a process that died has left.
 pub(super) async fn deliver(shared: Arc<Shared>) {
     let mut emitted = match shared.client.subscribe_to_events().await {
         Ok(notices) => Some(notices),
@@ -185,8 +185,8 @@ pub(super) async fn deliver(shared: Arc<Shared>) {
             }
             () = notified => {}
         }
-        if let Err(error) = shared.client.deliver_events().await {
-            tracing::warn!(%error, "could not deliver events; retrying");
+        if let Err(error) = shared.client.do_pending().await {
+            tracing::warn!(%error, "could not deliver events or follow changes of flows; retrying");
         }
     }
 }
@@ -217,6 +217,9 @@ pub(super) async fn retain(shared: Arc<Shared>) {
         }
         if let Err(error) = shared.client.remove_old_events().await {
             tracing::warn!(%error, "could not remove old events; retrying at the next interval");
+        }
+        if let Err(error) = shared.client.remove_old_flows(&shared.settings.retention).await {
+            tracing::warn!(%error, "could not remove old flows; retrying at the next interval");
         }
     }
 }

@@ -107,8 +107,13 @@ impl Model {
                     .timeout(None)
                     .run_at(due);
                 let id = fixture.add(job).await;
-                let state =
-                    State::Waiting(Waiting { lease_no: 0, attempts: 0, max_attempts, interruptions: 0 });
+                let state = State::Waiting(Waiting {
+                    lease_no: 0,
+                    attempts: 0,
+                    max_attempts,
+                    interruptions: 0,
+                    is_held: false,
+                });
                 self.jobs.insert(id, ModelJob { state, max_attempts, priority, due });
             }
             Step::Claim { limit, crashing } => self.claim(limit, crashing, now).await,
@@ -247,12 +252,18 @@ impl Model {
             | State::Finished(Finished { lease_no, .. }) => *lease_no,
         };
         let waiting = |attempts, interruptions| {
-            State::Waiting(Waiting { lease_no, attempts, max_attempts: job.max_attempts, interruptions })
+            State::Waiting(Waiting {
+                lease_no,
+                attempts,
+                max_attempts: job.max_attempts,
+                interruptions,
+                is_held: false,
+            })
         };
         match lifecycle::next(&job.state, event) {
             Err(_) => return false,
             Ok(Transition::Finish(finish)) => {
-                job.state = State::Finished(Finished { lease_no, outcome: finish.outcome });
+                job.state = State::Finished(Finished { lease_no, outcome: finish.outcome, is_needed: false });
             }
             Ok(Transition::Requeue(requeue)) => {
                 job.state = waiting(requeue.attempts, requeue.interruptions);

@@ -16,7 +16,7 @@ use super::*;
 use crate::api::extract::{Body, duration, objects};
 use crate::api::problem::ProblemBody;
 use crate::api::steps::StepBody;
-use crate::enqueue::{check_json, check_name};
+use crate::enqueue::{check_event, check_json, check_name};
 use crate::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
 use crate::store::{
     Fenced, Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState, check_journal,
@@ -387,7 +387,7 @@ fn checked_waits(bodies: Vec<WaitBody>) -> ApiResult<Vec<CheckedWait>> {
         check_name("name", &name)?;
         check_count("events", events.len())?;
         for event in &events {
-            check_name("events", event)?;
+            check_event("events", event)?;
         }
         let time = within_seconds.map(|seconds| duration("within_seconds", seconds)).transpose()?;
         if events.is_empty() && time.is_none() {

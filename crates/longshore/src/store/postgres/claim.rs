@@ -21,7 +21,7 @@ use super::claim_sql::{
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
-use crate::job::{JobId, WorkerId};
+use crate::job::{FlowId, JobId, WorkerId};
 use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
 use crate::turns::Rate;
@@ -461,7 +461,7 @@ fn read_taken(
     let chosen = match single {
         // This statement chooses and locks in one step.
         Some(_) => jobs.len() - before,
-        None => first.try_get::<i64, _>(14)? as usize,
+        None => first.try_get::<i64, _>(15)? as usize,
     };
     Ok(Scan { at: reader.claimed_at, chosen })
 }
@@ -486,8 +486,8 @@ impl Reader {
         let (queue, priority, interruptions) = match &self.single {
             Some((queue, priority)) => (queue.clone(), *priority, 0),
             None => {
-                let queue = shared(&mut self.queue, row.try_get(11)?);
-                (queue, row.try_get(12)?, row.try_get::<i16, _>(13)? as u16)
+                let queue = shared(&mut self.queue, row.try_get(12)?);
+                (queue, row.try_get(13)?, row.try_get::<i16, _>(14)? as u16)
             }
         };
         Ok(Claimed {
@@ -515,6 +515,7 @@ impl Reader {
             }),
             group: None,
             gated: false,
+            flow: row.try_get::<Option<uuid::Uuid>, _>(11)?.map(FlowId),
         })
     }
 }

@@ -517,8 +517,8 @@ async fn take(
     for row in &rows {
         if let Some(id) = row.try_get::<Option<uuid::Uuid>, _>(1)? {
             let mut job = reader.read(row, JobId(id))?;
-            job.group = row.try_get::<Option<&str>, _>(14)?.map(Into::into);
-            job.gated = row.try_get::<Option<i32>, _>(15)?.is_some();
+            job.group = row.try_get::<Option<&str>, _>(15)?.map(Into::into);
+            job.gated = row.try_get::<Option<i32>, _>(16)?.is_some();
             jobs.push(job);
         }
     }

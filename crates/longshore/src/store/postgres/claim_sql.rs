@@ -249,7 +249,7 @@ macro_rules! lease_taken {
         from taken t)
     select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
            t.run_at, coalesce(j.payload::text, ('job ' || t.id || ' has no request')::uuid::text),
-           j.options::text", $more_columns, "
+           j.options::text, t.flow", $more_columns, "
       from (select 1) as one_row
       left join (taken t
                  left join lateral (   -- one index probe per job, whatever the planner assumes

@@ -16,14 +16,14 @@ use super::turns::add_turns;
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, UniqueMode, ValidJob};
 use crate::error::Error;
-use crate::job::JobId;
+use crate::job::{FlowId, JobId};
 use crate::keys::{self, Decision, Holders, Owner, RunAt};
 use crate::lifecycle::When;
-use crate::store::millis;
+use crate::store::{NewMember, millis};
 
 /// The number of rows per insert: large enough to make the round trip cheap, small
 /// enough to keep the statement small.
-const INSERT_STEP: usize = 5000;
+pub(super) const INSERT_STEP: usize = 5000;
 /// How often the owner of a unique key may change before an enqueue gives up.
 const MAX_ROUNDS: usize = 10;
 
@@ -121,7 +121,7 @@ struct Parts {
 
 /// Stores new jobs. `$more` and the literals after it add columns that few jobs have.
 macro_rules! insert_jobs {
-    ($arrays:literal, $names:literal, $columns:literal, $ready_columns:literal, $more:expr) => {
+    ($arrays:literal, $names:literal, $columns:literal, $due:literal, $ready_columns:literal, $more:expr) => {
         concat!(
             "
     with input as (
@@ -144,7 +144,7 @@ macro_rules! insert_jobs {
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags", $ready_columns, ")
-      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags", $ready_columns, "
+      select id, ", $due, ", longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags", $ready_columns, "
         from timed)",
             $more,
             "
@@ -153,11 +153,41 @@ macro_rules! insert_jobs {
     };
 }
 
-const INSERT: &str = insert_jobs!("", "", "", "", "");
+const INSERT: &str = insert_jobs!("", "", "", "run_at", "", "");
 
 /// As [`INSERT`], for jobs of which some have a group.
-const INSERT_GROUPED: &str =
-    insert_jobs!(", (select $12::text[])", ", grp", ", grp", ", grp", concat!(",", add_turns!("timed")));
+const INSERT_GROUPED: &str = insert_jobs!(
+    ", (select $12::text[])",
+    ", grp",
+    ", grp",
+    "run_at",
+    ", grp",
+    concat!(",", add_turns!("timed"))
+);
+
+/// As [`INSERT`], for members of a flow. Those that wait for others are held.
+const INSERT_MEMBERS: &str = insert_jobs!(
+    ", (select $12::text[]), (select $13::uuid[]), (select $14::text[]), (select $15::bool[])",
+    ", grp, flow, task, held",
+    ", grp, flow, task",
+    "case when held then '9999-12-31 23:59:59+00' else run_at end",
+    ", grp, flow, held",
+    concat!(",", add_turns!("timed"))
+);
+
+/// Stores jobs of a flow, or callbacks that are not members of one.
+pub(super) async fn insert_members(tx: &mut Tx<'_>, flow: Option<FlowId>, members: &[NewMember]) -> Sql<()> {
+    let columns = Columns::of(members.iter().map(|member| &member.job));
+    columns
+        .bind(sqlx::query(tx.sql(INSERT_MEMBERS)))
+        .bind(&columns.groups)
+        .bind(vec![flow.map(|flow| flow.0); members.len()])
+        .bind(members.iter().map(|member| member.task.as_deref()).collect::<Vec<_>>())
+        .bind(members.iter().map(|member| member.is_held.then_some(true)).collect::<Vec<_>>())
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok(())
+}
 
 /// Stores jobs that have no keys. Returns when they were created.
 async fn insert_plain(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<DateTime<Utc>> {

@@ -13,7 +13,7 @@ use super::tx::{Sql, Tx};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::id_pattern::IdPattern;
-use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
+use crate::job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::store::{
     FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search, Step,
     Walk, Walked,
@@ -36,7 +36,7 @@ const JOB: &str = "
               limit 1), {is_large}, (
              select h.name
                from longshore.workers h
-              where h.id = r.worker), j.grp
+              where h.id = r.worker), j.grp, j.flow, j.task
       from {from}
       join longshore.jobs j on j.id = e.id
       left join longshore.ready w on w.id = j.id
@@ -126,6 +126,8 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         idempotency_key: row.try_get(8)?,
         unique_key: row.try_get(9)?,
         group: row.try_get(38)?,
+        flow: row.try_get::<Option<Uuid>, _>(39)?.map(FlowId),
+        task: row.try_get(40)?,
         tags: options.tags,
         flags: row
             .try_get::<Option<Vec<Option<String>>>, _>(6)?

@@ -17,7 +17,7 @@ use crate::store::{Claimed, Fenced, Lease};
 const CLAIMS: &str = "
     select r.claimed_at, r.id, r.kind, r.attempt::int4, r.max_attempts, r.lease_no, r.timeout_ms, r.flags,
            j.run_at, j.payload::text, j.options::text,
-           r.queue, r.priority, r.interruptions, i.nth, r.grp, r.gate
+           r.flow, r.queue, r.priority, r.interruptions, i.nth, r.grp, r.gate
       from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[])) with ordinality
         as i(id, lease_no, worker, nth)
      cross join lateral (
@@ -42,11 +42,11 @@ pub(super) async fn claims(tx: &mut Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<
         .await?;
     let mut claims: Vec<_> = leases.iter().map(|_| None).collect();
     for row in &rows {
-        let nth = row.try_get::<i64, _>(14)? as usize - 1;
+        let nth = row.try_get::<i64, _>(15)? as usize - 1;
         let Lease { id, worker, .. } = leases[nth];
         let mut claim = Reader::new(worker, row.try_get(0)?, None).read(row, id)?;
-        claim.group = row.try_get::<Option<&str>, _>(15)?.map(Into::into);
-        claim.gated = row.try_get::<Option<i32>, _>(16)?.is_some();
+        claim.group = row.try_get::<Option<&str>, _>(16)?.map(Into::into);
+        claim.gated = row.try_get::<Option<i32>, _>(17)?.is_some();
         claims[nth] = Some(claim);
     }
     Ok(claims)

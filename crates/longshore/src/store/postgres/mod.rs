@@ -29,12 +29,13 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::{Fenced, Lease, SCHEMA_VERSION, Store, schema_too_new};
+use super::{Fenced, Lease, NewFlow, PutFlow, SCHEMA_VERSION, Store, schema_too_new};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use migrate::{DEFAULT_SCHEMA, Schema};
 use tx::Tx;
 
+mod advance;
 mod check;
 mod claim;
 mod claim_groups;
@@ -42,6 +43,7 @@ mod claim_sql;
 mod connect;
 mod enqueue;
 mod events;
+mod flows;
 mod groups;
 mod inspect;
 mod kinds;
@@ -225,20 +227,32 @@ fn take_parameter(url: &str, name: &str, mut take: impl FnMut(&str) -> Result<()
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
 impl crate::client::CallerTransaction for &mut PgConnection {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        let any: &dyn std::any::Any = store;
-        let store = any.downcast_ref::<PostgresStore>().ok_or_else(|| {
-            Error::invalid(
-                "transaction",
-                "transaction: this is a Postgres transaction, but the client uses another engine",
-            )
-        })?;
-        Ok(enqueue::enqueue_in(&mut Tx::new(&store.0, self), jobs).await?)
+        Ok(enqueue::enqueue_in(&mut Tx::new(&own_engine(store)?.0, self), jobs).await?)
     }
+
+    async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow> {
+        Ok(flows::put_flow_in(&mut Tx::new(&own_engine(store)?.0, self), flow).await?)
+    }
+}
+
+fn own_engine(store: &dyn Store) -> Result<&PostgresStore> {
+    let any: &dyn std::any::Any = store;
+    any.downcast_ref::<PostgresStore>().ok_or_else(|| {
+        Error::invalid(
+            "transaction",
+            "transaction: this is a Postgres transaction, but the client uses another engine",
+        )
+    })
 }
 
 impl crate::client::CallerTransaction for &mut sqlx::Transaction<'_, sqlx::Postgres> {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let connection: &mut PgConnection = self;
         connection.enqueue(store, jobs).await
+    }
+
+    async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow> {
+        let connection: &mut PgConnection = self;
+        connection.put_flow(store, flow).await
     }
 }

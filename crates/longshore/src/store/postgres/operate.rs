@@ -6,6 +6,7 @@ use std::time::Duration;
 use sqlx::Row;
 use uuid::Uuid;
 
+use super::advance::{delete_links, note_ends};
 use super::enqueue::split;
 use super::steps::{delete_progress, was_suspended};
 use super::turns::add_turns;
@@ -23,7 +24,8 @@ const LOCATE: &str = "
            coalesce(w.max_attempts, r.max_attempts) as max_attempts,
            coalesce(w.interruptions, r.interruptions) as interruptions,
            r.worker, r.started_at is not null as started, r.cancel_requested, r.superseded,
-           f.outcome::text as outcome
+           f.outcome::text as outcome, coalesce(w.held, false) as held,
+           exists (select 1 from longshore.flows o where o.id = j.flow and o.ended_at is null) as needed
       from longshore.jobs j
       left join longshore.ready w on w.id = j.id
       left join longshore.running r on r.id = j.id
@@ -41,6 +43,7 @@ pub(super) async fn locate(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<State>> {
             attempts: number("attempt")?,
             max_attempts: number("max_attempts")?,
             interruptions: number("interruptions")?,
+            is_held: row.try_get("held")?,
         })));
     }
     if let Some(lease_no) = row.try_get("running_lease_no")? {
@@ -59,7 +62,8 @@ pub(super) async fn locate(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<State>> {
     }
     if let Some(lease_no) = row.try_get("finished_lease_no")? {
         let outcome = Outcome::from_stored(row.try_get("outcome")?)?;
-        return Ok(Some(State::Finished(Finished { lease_no, outcome })));
+        let is_needed = row.try_get("needed")?;
+        return Ok(Some(State::Finished(Finished { lease_no, outcome, is_needed })));
     }
     Err(Error::internal(format!("job {id} is in no table; run `longshore check`")).into())
 }
@@ -104,6 +108,7 @@ macro_rules! delete_waiting {
          and attempt = $3
          and max_attempts = $4
          and interruptions = $5
+         and coalesce(held, false) = $6
       returning *),"
     };
 }
@@ -115,6 +120,7 @@ fn bind_waiting<'q>(query: Query<'q>, id: JobId, seen: &Waiting) -> Query<'q> {
         .bind(seen.attempts as i16)
         .bind(seen.max_attempts as i16)
         .bind(seen.interruptions as i16)
+        .bind(seen.is_held)
 }
 
 const CANCEL: &str = concat!(
@@ -122,15 +128,17 @@ const CANCEL: &str = concat!(
     "
     finished_job as (
       insert into longshore.finished
-             (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error)
-      select d.id, longshore.clock(), d.lease_no, 'cancelled', $6::int2, d.max_attempts, d.interruptions, (
+             (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error, flow)
+      select d.id, longshore.clock(), d.lease_no, 'cancelled', $7::int2, d.max_attempts, d.interruptions, (
                select a.error
                  from longshore.attempts a
                 where a.job = d.id
                   and a.error is not null
                 order by a.lease_no desc
-                limit 1)
-        from deleted d),
+                limit 1), d.flow
+        from deleted d),",
+    note_ends!("deleted", "false"),
+    ",
     deleted_keys as (
       delete from longshore.keys
        where job = any(array(select id from deleted where keyed))),
@@ -181,24 +189,25 @@ const REWRITE: &str = concat!(
     "
     updated as (
       update longshore.jobs j
-         set priority = coalesce($6::int2, j.priority),
-             run_at = case when $10 then coalesce($7::timestamptz, longshore.clock() + $8 * interval '1 microsecond')
+         set priority = coalesce($7::int2, j.priority),
+             run_at = case when $11 then coalesce($8::timestamptz, longshore.clock() + $9 * interval '1 microsecond')
                            else j.run_at end,
-             payload = coalesce($9::text::json, j.payload)
+             payload = coalesce($10::text::json, j.payload)
         from deleted d
        where j.id = d.id),",
-    delete_progress!("select id from deleted where $9::text is not null"),
+    delete_progress!("select id from deleted where $10::text is not null"),
     "
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags, grp, flow)
+              interruptions, keyed, kind, queue, flags, grp, flow, held)
       select id,
-             case when $10 then coalesce($7::timestamptz, longshore.clock() + $8 * interval '1 microsecond')
-                  when $9::text is not null and ", was_suspended!("deleted.id"), " then least(run_at, longshore.clock())
+             case when held then run_at
+                  when $11 then coalesce($8::timestamptz, longshore.clock() + $9 * interval '1 microsecond')
+                  when $10::text is not null and ", was_suspended!("deleted.id"), " then least(run_at, longshore.clock())
                   else run_at end,
-             longshore.clock(), timeout_ms, lease_no, coalesce($6::int2, priority),
-             attempt, max_attempts, interruptions, keyed, kind, queue, flags, grp, flow
+             longshore.clock(), timeout_ms, lease_no, coalesce($7::int2, priority),
+             attempt, max_attempts, interruptions, keyed, kind, queue, flags, grp, flow, held
         from deleted
       returning run_at, priority, queue, grp),",
     add_turns!("requeued"),
@@ -258,7 +267,12 @@ const REOPEN: &str = concat!(
        where id = $1
          and lease_no = $2
          and outcome = $3::text::longshore.outcome
-      returning id, lease_no, outcome),
+      returning id, lease_no, outcome, flow, skipped),
+    noted as (   -- it counts as open again, and no longer as a failure
+      insert into longshore.flow_changes (flow, job, failure)
+      select flow, id, outcome <> 'succeeded' and skipped is not true
+        from deleted
+       where flow is not null),
     tallied as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       select date_trunc('minute', longshore.clock()), 0, -1, d.outcome, 0, j.queue, j.kind
@@ -319,7 +333,7 @@ const REMOVE: &str = concat!(
        where id = $1
          and lease_no = $2
          and outcome = $3::text::longshore.outcome
-      returning id, outcome),
+      returning id, outcome, flow),
     deleted_jobs as (
       delete from longshore.jobs
        where id = any(array(select id from deleted))
@@ -328,6 +342,7 @@ const REMOVE: &str = concat!(
       delete from longshore.attempts
        where job = any(array(select id from deleted))),",
     delete_progress!("select id from deleted"),
+    delete_links!("select id from deleted where flow is not null"),
     "
     deleted_requests as (
       delete from longshore.merged_requests

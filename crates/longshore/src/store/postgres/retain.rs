@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
 
+use super::advance::delete_links;
 use super::steps::delete_progress;
 use super::tx::{Sql, Tx};
 use crate::error::Error;
@@ -63,7 +64,12 @@ const RETAIN: &str = concat!(
                             when 'succeeded' then $5::int8
                             when 'cancelled' then $6::int8
                             when 'failed_permanent' then $7::int8
-                          end, false) as is_expired
+                          end
+                      and (f.flow is null or not exists (   -- others may need its result
+                            select 1
+                              from longshore.flows o
+                             where o.id = f.flow
+                               and o.ended_at is null)), false) as is_expired
         from longshore.finished f
        where f.ctid >= $2::text::tid
          and f.ctid < $3::text::tid),
@@ -80,7 +86,7 @@ const RETAIN: &str = concat!(
                          limit $4))
                 order by f.id
                   for update skip locked))   -- locked by an operator's retry: skip it this time
-      returning id, outcome),
+      returning id, outcome, flow),
     deleted_jobs as (
       delete from longshore.jobs
        where id = any(array(select id from deleted))
@@ -89,6 +95,7 @@ const RETAIN: &str = concat!(
       delete from longshore.attempts
        where job = any(array(select id from deleted))),",
     delete_progress!("select id from deleted"),
+    delete_links!("select id from deleted where flow is not null"),
     "
     deleted_requests as (
       delete from longshore.merged_requests

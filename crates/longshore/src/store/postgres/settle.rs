@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use sqlx::Row;
 use uuid::Uuid;
 
+use super::advance::note_ends;
 use super::enqueue::{insert_any, split};
 use super::events::is_any_emitted;
 use super::run::{QUICK, within};
@@ -160,18 +161,20 @@ const FINISH_UNIFORM: &str = concat!(
          and ($4::bool is null or r.cancel_requested = $4)
          and ($5::bool is null or r.superseded = $5)
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.max_attempts, r.keyed, r.kind, r.queue,
-                r.grp, r.gate),
+                r.grp, r.gate, r.flow),
     finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-              interruptions, last_error)
+              interruptions, last_error, flow)
       select t.id, t.claimed_at, longshore.clock(), t.worker, t.lease_no, $6::text::longshore.outcome,
              $7::int2, t.max_attempts, $8::int2,
              case when t.lease_no > 1 then ",
     earlier_error!(),
-    " end
+    " end, t.flow
         from taken t),",
     add_turns_of_freed!(),
+    ",",
+    note_ends!("taken", "($6::text = 'succeeded')"),
     ",",
     free_keys_and_tally!("$6"),
 );
@@ -189,11 +192,11 @@ const FINISH: &str = concat!(
     is_as_decided!("$9", "$10", "$11"),
     "
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.attempt, r.max_attempts, r.keyed, r.kind,
-                r.queue, r.grp, r.gate, i.attempts, i.interruptions, i.error, i.result, i.history),
+                r.queue, r.grp, r.gate, r.flow, i.attempts, i.interruptions, i.error, i.result, i.history),
     finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-              interruptions, last_error, result)
+              interruptions, last_error, result, flow)
       select t.id, t.claimed_at, longshore.clock(), case when $11 is null then t.worker end,
              t.lease_no, $12::text::longshore.outcome, t.attempts, t.max_attempts, t.interruptions,
              case
@@ -202,9 +205,11 @@ const FINISH: &str = concat!(
     earlier_error!(),
     "
              end,
-             t.result::json
+             t.result::json, t.flow
         from taken t),",
     add_turns_of_freed!(),
+    ",",
+    note_ends!("taken", "($12::text = 'succeeded')"),
     ",",
     record_attempts!(),
     ",",

@@ -15,13 +15,13 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    check, claim, enqueue, events, groups, inspect, kinds, lease, migrate, operate, queues, recover, retain,
-    schedules, settle, stats, steps, tokens, workers,
+    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate, queues,
+    recover, retain, schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::id_pattern::IdPattern;
-use crate::job::{JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
 
@@ -254,6 +254,103 @@ impl Store for PostgresStore {
 
     async fn remove_events(&self, limit: u32) -> Result<u64> {
         self.run(limit, |tx, limit| Box::pin(events::remove_events(tx, *limit))).await
+    }
+
+    // ---- flows ------------------------------------------------------------
+
+    async fn put_flow(&self, flow: &NewFlow) -> Result<PutFlow> {
+        self.run(flow.clone(), |tx, flow| Box::pin(flows::put_flow(tx, flow))).await
+    }
+
+    async fn add_members(&self, flow: FlowId, members: &[NewMember]) -> Result<Added> {
+        self.run((flow, members.to_vec()), |tx, (flow, members)| {
+            Box::pin(flows::add_members(tx, *flow, members))
+        })
+        .await
+    }
+
+    async fn seal_flow(&self, flow: FlowId) -> Result<bool> {
+        self.run_quick(flow, |tx, flow| Box::pin(flows::seal_flow(tx, *flow))).await
+    }
+
+    async fn spawn(&self, children: &NewChildren) -> Result<Spawned> {
+        self.run(children.clone(), |tx, children| Box::pin(flows::spawn(tx, children))).await
+    }
+
+    async fn flow(&self, id: FlowId) -> Result<Option<FlowRecord>> {
+        self.run_read(id, |tx, id| Box::pin(flows::flow(tx, *id))).await
+    }
+
+    async fn flows(&self, filter: &FlowFilter) -> Result<Vec<FlowRecord>> {
+        self.run_read(filter.clone(), |tx, filter| Box::pin(flows::flows(tx, filter))).await
+    }
+
+    async fn tasks(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<TaskRecord>> {
+        self.run_read((flow, after, limit), |tx, (flow, after, limit)| {
+            Box::pin(flows::tasks(tx, *flow, *after, *limit))
+        })
+        .await
+    }
+
+    async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>> {
+        self.run_read(id, |tx, id| Box::pin(flows::parents(tx, *id))).await
+    }
+
+    async fn results(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<ParentRecord>> {
+        self.run_read((flow, after, limit), |tx, (flow, after, limit)| {
+            Box::pin(flows::results(tx, *flow, *after, *limit))
+        })
+        .await
+    }
+
+    // ---- advance ----------------------------------------------------------
+
+    async fn pending(&self) -> Result<Pending> {
+        self.run_read((), |tx, ()| Box::pin(advance::pending(tx))).await
+    }
+
+    async fn advance(&self, limit: u32) -> Result<Advanced> {
+        self.run(limit, |tx, limit| Box::pin(advance::advance(tx, *limit))).await
+    }
+
+    async fn flag_cancelled(&self, flow: FlowId) -> Result<bool> {
+        self.run_quick(flow, |tx, flow| Box::pin(advance::flag_cancelled(tx, *flow))).await
+    }
+
+    async fn cancel_members(
+        &self,
+        flow: FlowId,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<CancelledMembers> {
+        self.run((flow, after, limit), |tx, (flow, after, limit)| {
+            Box::pin(advance::cancel_members(tx, *flow, *after, *limit))
+        })
+        .await
+    }
+
+    async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>> {
+        self.run_read(limit, |tx, limit| Box::pin(advance::flows_to_cancel(tx, *limit))).await
+    }
+
+    async fn retry_members(
+        &self,
+        flow: FlowId,
+        before: DateTime<Utc>,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<RetriedMembers> {
+        self.run((flow, before, after, limit), |tx, (flow, before, after, limit)| {
+            Box::pin(advance::retry_members(tx, *flow, *before, *after, *limit))
+        })
+        .await
+    }
+
+    async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64> {
+        self.run((policy.clone(), limit), |tx, (policy, limit)| {
+            Box::pin(advance::remove_flows(tx, policy, *limit))
+        })
+        .await
     }
 
     // ---- queues -----------------------------------------------------------

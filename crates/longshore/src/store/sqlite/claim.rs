@@ -676,6 +676,7 @@ impl<'a> ClaimRun<'a> {
             claimed_at: instant(self.now),
             group: candidate.group.as_ref().map(|(group, _)| group.clone()),
             gated: candidate.group.as_ref().is_some_and(|(_, limit)| limit.is_some()),
+            flow: row.flow(10)?,
         })
     }
 

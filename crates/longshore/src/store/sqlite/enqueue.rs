@@ -7,9 +7,10 @@ use super::steps::delete_progress;
 use super::turns::add_turn;
 use super::tx::{Columns, Fault, Sql, Tx, instant, stored_list};
 use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
-use crate::job::JobId;
+use crate::job::{FlowId, JobId};
 use crate::keys::{self, Decision, Holders, Owner, RunAt};
-use crate::store::millis;
+use crate::lifecycle::FAR_FUTURE;
+use crate::store::{NewMember, millis};
 
 pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<EnqueuedBatch> {
     let mut batch = EnqueuedBatch {
@@ -173,6 +174,41 @@ fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<Tried> {
     Ok(Tried::Now)
 }
 
+/// Stores a job of a flow, or a callback that is not a member of one. One that waits for others is
+/// held.
+pub(super) fn insert_member(tx: &Tx<'_>, flow: Option<FlowId>, member: &NewMember) -> Sql<()> {
+    const INSERT: &str = "
+        insert into jobs
+               (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
+                payload, flags, options, grp, flow, task)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
+    let NewMember { job, task, is_held } = member;
+    let flags = stored_list(&job.flags)?;
+    let flow = flow.map(|flow| flow.0.into_bytes());
+    tx.execute(
+        INSERT,
+        params![
+            job.id.0.as_bytes(),
+            tx.now()?,
+            tx.due(job.when)?,
+            job.timeout.map(millis),
+            job.priority,
+            job.max_attempts,
+            job.kind,
+            job.queue,
+            job.payload,
+            flags,
+            job.options,
+            job.group,
+            flow,
+            task,
+        ],
+    )?;
+    let ready = Ready::of(tx, job.id, job, flags.as_deref())?;
+    let run_at = if *is_held { FAR_FUTURE.timestamp_micros() } else { ready.run_at };
+    Ready { run_at, flow, is_held: *is_held, ..ready }.store(tx)
+}
+
 /// Replaces the contents of the waiting owner of the key, resets its attempts and merges
 /// the request into it. The lease number stays, so that earlier holders of a lease remain
 /// fenced off.
@@ -284,6 +320,7 @@ pub(super) struct Ready<'a> {
     pub(super) flags: Option<&'a str>,
     pub(super) group: Option<&'a str>,
     pub(super) flow: Option<[u8; 16]>,
+    pub(super) is_held: bool,
 }
 
 impl<'a> Ready<'a> {
@@ -303,6 +340,7 @@ impl<'a> Ready<'a> {
             flags,
             group: job.group.as_deref(),
             flow: None,
+            is_held: false,
         })
     }
 
@@ -310,8 +348,8 @@ impl<'a> Ready<'a> {
         const INSERT: &str = "
             insert into ready
                    (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-                    interruptions, keyed, kind, queue, flags, grp, flow)
-            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
+                    interruptions, keyed, kind, queue, flags, grp, flow, held)
+            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
         tx.execute(
             INSERT,
             params![
@@ -330,6 +368,7 @@ impl<'a> Ready<'a> {
                 self.flags,
                 self.group,
                 self.flow,
+                self.is_held.then_some(true),
             ],
         )?;
         match self.group {

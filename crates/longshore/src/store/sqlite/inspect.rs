@@ -57,7 +57,9 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
                f.last_error,
                case when ?2 then f.result end,
                (select name from workers where id = r.worker),
-               j.grp
+               j.grp,
+               j.flow,
+               j.task
           from jobs j
           left join ready w on w.id = j.id
           left join running r on r.id = j.id
@@ -109,6 +111,8 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
             idempotency_key: row.get(6)?,
             unique_key: row.get(7)?,
             group: row.get(27)?,
+            flow: row.flow(28)?,
+            task: row.get(29)?,
             tags: options.tags,
             flags: row.list(8)?,
             context: options.context,

@@ -27,7 +27,8 @@ pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>>
                j.run_at,
                r.claimed_at,
                r.grp,
-               r.gate is not null
+               r.gate is not null,
+               r.flow
           from running r
          cross join jobs j on j.id = r.id
          where r.id = ?1
@@ -59,6 +60,7 @@ pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>>
             claimed_at: row.time(11)?,
             group: row.get_ref(12)?.as_str_or_null()?.map(Into::into),
             gated: row.get(13)?,
+            flow: row.flow(14)?,
         }));
     }
     Ok(claims)

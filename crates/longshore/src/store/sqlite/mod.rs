@@ -24,18 +24,20 @@ use std::path::PathBuf;
 
 use rusqlite::Connection;
 
-use super::{SCHEMA_VERSION, Store, schema_too_new};
+use super::{NewFlow, PutFlow, SCHEMA_VERSION, Store, schema_too_new};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use engine::{Engine, Location};
 use tx::Tx;
 
+mod advance;
 mod check;
 mod claim;
 mod claim_groups;
 mod engine;
 mod enqueue;
 mod events;
+mod flows;
 mod groups;
 mod inspect;
 mod kinds;
@@ -128,20 +130,34 @@ fn location(url: &str) -> Result<Location> {
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
 impl crate::client::CallerTransaction for &Connection {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        let any: &dyn std::any::Any = store;
-        any.downcast_ref::<SqliteStore>().ok_or_else(|| {
-            Error::invalid(
-                "transaction",
-                "transaction: this is an SQLite transaction, but the client uses another engine",
-            )
-        })?;
+        check_engine(store)?;
         Ok(enqueue::enqueue_in(&Tx::new(self), jobs)?)
     }
+
+    async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow> {
+        check_engine(store)?;
+        Ok(flows::put_flow(&Tx::new(self), flow)?)
+    }
+}
+
+fn check_engine(store: &dyn Store) -> Result<()> {
+    let any: &dyn std::any::Any = store;
+    any.downcast_ref::<SqliteStore>().map(drop).ok_or_else(|| {
+        Error::invalid(
+            "transaction",
+            "transaction: this is an SQLite transaction, but the client uses another engine",
+        )
+    })
 }
 
 impl crate::client::CallerTransaction for &rusqlite::Transaction<'_> {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let connection: &Connection = self;
         connection.enqueue(store, jobs).await
+    }
+
+    async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow> {
+        let connection: &Connection = self;
+        connection.put_flow(store, flow).await
     }
 }

@@ -2,9 +2,10 @@
 //! the state that the decision was made from. All of it runs in the writer's
 //! transaction, so nothing can change in between.
 
-use rusqlite::params;
+use rusqlite::{Row, params};
 use uuid::Uuid;
 
+use super::advance::note_reopened;
 use super::enqueue::Ready;
 use super::retain::delete_request;
 use super::settle::{Ended, enter_finished, free_key, newest_error, tally};
@@ -21,7 +22,8 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
         select lease_no,
                attempt,
                max_attempts,
-               interruptions
+               interruptions,
+               coalesce(held, 0) as held
           from ready
          where id = ?1";
     const RUNNING: &str = "
@@ -37,7 +39,8 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
          where id = ?1";
     const FINISHED: &str = "
         select lease_no,
-               outcome
+               outcome,
+               exists (select 1 from flows o where o.id = finished.flow and o.ended_at is null) as needed
           from finished
          where id = ?1";
     let id = id.0.as_bytes();
@@ -47,6 +50,7 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
             attempts: row.get("attempt")?,
             max_attempts: row.get("max_attempts")?,
             interruptions: row.get("interruptions")?,
+            is_held: row.get("held")?,
         }))
     })?;
     if waiting.is_some() {
@@ -70,7 +74,11 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
         return Ok(running);
     }
     tx.row(FINISHED, [id], |row| {
-        Ok(State::Finished(Finished { lease_no: row.get("lease_no")?, outcome: row.outcome("outcome")? }))
+        Ok(State::Finished(Finished {
+            lease_no: row.get("lease_no")?,
+            outcome: row.outcome("outcome")?,
+            is_needed: row.get("needed")?,
+        }))
     })
 }
 
@@ -105,6 +113,8 @@ fn cancel(tx: &Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sql<Operated
             interruptions: row.interruptions,
             last_error: last_error.as_deref(),
             result: None,
+            flow: row.flow,
+            is_skipped: false,
         },
     )?;
     tally(tx, &row.queue, &row.kind, Outcome::Cancelled, 0, 1, 1)?;
@@ -145,29 +155,31 @@ fn rewrite(tx: &Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Oper
     let was_suspended = edit.payload.is_some() && delete_progress(tx, id)?;
     let priority = edit.priority.unwrap_or(row.priority);
     let old = if was_suspended { row.run_at.min(tx.now()?) } else { row.run_at };
-    Ready { run_at: due.unwrap_or(old), priority, ..row.as_ready(id) }.store(tx)?;
+    let run_at = if row.is_held { row.run_at } else { due.unwrap_or(old) };
+    Ready { run_at, priority, ..row.as_ready(id) }.store(tx)?;
     Ok(Operated::Done)
 }
 
 /// The row deleted from `ready`.
-struct WasReady {
-    run_at: i64,
+pub(super) struct WasReady {
+    pub(super) run_at: i64,
     timeout_ms: Option<i64>,
-    lease_no: i32,
+    pub(super) lease_no: i32,
     priority: i16,
-    attempt: u16,
-    max_attempts: u16,
-    interruptions: u16,
-    keyed: bool,
-    kind: String,
-    queue: String,
+    pub(super) attempt: u16,
+    pub(super) max_attempts: u16,
+    pub(super) interruptions: u16,
+    pub(super) keyed: bool,
+    pub(super) kind: String,
+    pub(super) queue: String,
     flags: Option<String>,
     group: Option<String>,
-    flow: Option<[u8; 16]>,
+    pub(super) flow: Option<[u8; 16]>,
+    is_held: bool,
 }
 
 impl WasReady {
-    fn as_ready(&self, id: JobId) -> Ready<'_> {
+    pub(super) fn as_ready(&self, id: JobId) -> Ready<'_> {
         Ready {
             id,
             run_at: self.run_at,
@@ -183,6 +195,7 @@ impl WasReady {
             flags: self.flags.as_deref(),
             group: self.group.as_deref(),
             flow: self.flow,
+            is_held: self.is_held,
         }
     }
 }
@@ -197,26 +210,46 @@ fn leave_ready(tx: &Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Option<WasReady>> 
            and attempt = ?3
            and max_attempts = ?4
            and interruptions = ?5
+           and coalesce(held, 0) = ?6
         returning run_at, timeout_ms, lease_no, priority, attempt, max_attempts, interruptions, keyed,
-                  kind, queue, flags, grp, flow";
-    let params =
-        params![id.0.as_bytes(), seen.lease_no, seen.attempts, seen.max_attempts, seen.interruptions];
-    tx.row(LEAVE, params, |row| {
-        Ok(WasReady {
-            run_at: row.get(0)?,
-            timeout_ms: row.get(1)?,
-            lease_no: row.get(2)?,
-            priority: row.get(3)?,
-            attempt: row.get(4)?,
-            max_attempts: row.get(5)?,
-            interruptions: row.get(6)?,
-            keyed: row.get(7)?,
-            kind: row.get(8)?,
-            queue: row.get(9)?,
-            flags: row.get(10)?,
-            group: row.get(11)?,
-            flow: row.get(12)?,
-        })
+                  kind, queue, flags, grp, flow, held";
+    let params = params![
+        id.0.as_bytes(),
+        seen.lease_no,
+        seen.attempts,
+        seen.max_attempts,
+        seen.interruptions,
+        seen.is_held,
+    ];
+    tx.row(LEAVE, params, was_ready)
+}
+
+/// Deletes a job from `ready`, whatever it waits for.
+pub(super) fn leave_ready_of(tx: &Tx<'_>, id: JobId) -> Sql<Option<WasReady>> {
+    const LEAVE: &str = "
+        delete from ready
+         where id = ?1
+        returning run_at, timeout_ms, lease_no, priority, attempt, max_attempts, interruptions, keyed,
+                  kind, queue, flags, grp, flow, held";
+    tx.row(LEAVE, [id.0.as_bytes()], was_ready)
+}
+
+fn was_ready(row: &Row<'_>) -> rusqlite::Result<WasReady> {
+    Ok(WasReady {
+        run_at: row.get(0)?,
+        timeout_ms: row.get(1)?,
+        lease_no: row.get(2)?,
+        priority: row.get(3)?,
+        attempt: row.get(4)?,
+        max_attempts: row.get(5)?,
+        interruptions: row.get(6)?,
+        keyed: row.get(7)?,
+        kind: row.get(8)?,
+        queue: row.get(9)?,
+        flags: row.get(10)?,
+        group: row.get(11)?,
+        flow: row.get(12)?,
+        is_held: row.get::<_, Option<bool>>(13)?.unwrap_or(false),
     })
 }
 
@@ -268,6 +301,7 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
             flags: row.get(7)?,
             group: row.get(8)?,
             flow: row.get(9)?,
+            is_held: false,
         };
         let owner = row.get::<_, Option<[u8; 16]>>(1)?.map(|id| JobId(Uuid::from_bytes(id)));
         Ok((row.get::<_, Option<String>>(0)?, owner, ready))
@@ -280,8 +314,10 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
             Operated::Moved
         });
     }
-    if !leave_finished(tx, id, seen)? {
-        return Ok(Operated::Moved);
+    let Some(is_skipped) = leave_finished(tx, id, seen)? else { return Ok(Operated::Moved) };
+    if let Some(flow) = ready.flow {
+        // It counts as open again, and no longer as a failure.
+        note_reopened(tx, flow, id, seen.outcome != Outcome::Succeeded && !is_skipped)?;
     }
     if let Some(key) = &key {
         tx.execute(OWN, params![key, id.0.as_bytes()])?;
@@ -295,7 +331,7 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
 }
 
 fn remove(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
-    if !leave_finished(tx, id, seen)? {
+    if leave_finished(tx, id, seen)?.is_none() {
         return Ok(Operated::Moved);
     }
     delete_request(tx, id, seen.outcome)?;
@@ -314,13 +350,15 @@ fn is_still_finished(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<bool> {
     Ok(found.is_some())
 }
 
-fn leave_finished(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<bool> {
+/// Returns whether it was a task that could never start; `None` if the job is not as `seen`.
+fn leave_finished(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Option<bool>> {
     const LEAVE: &str = "
         delete from finished
          where id = ?1
            and lease_no = ?2
-           and outcome = ?3";
-    Ok(tx.execute(LEAVE, params![id.0.as_bytes(), seen.lease_no, seen.outcome.as_str()])? > 0)
+           and outcome = ?3
+        returning coalesce(skipped, 0)";
+    tx.row(LEAVE, params![id.0.as_bytes(), seen.lease_no, seen.outcome.as_str()], |row| row.get(0))
 }
 
 pub(super) fn dead_letters(tx: &Tx<'_>, filter: &DeadFilter) -> Sql<Vec<JobId>> {

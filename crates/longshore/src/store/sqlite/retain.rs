@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rusqlite::{Row, params};
 
+use super::advance::delete_links;
 use super::settle::{add_tally, tally};
 use super::steps::delete_progress;
 use super::tx::{Columns, DAY, HOUR, Sql, Tx, micros};
@@ -142,7 +143,8 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
     const FINISHED: &str = "
         select f.id,
                f.outcome,
-               f.finished_at
+               f.finished_at,
+               exists (select 1 from flows o where o.id = f.flow and o.ended_at is null)
           from jobs j
          cross join finished f on f.id = j.id
          where j.rowid >= ?1
@@ -168,16 +170,18 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
          where first_row = ?1";
     let now = tx.now()?;
     let end = first_row + ROWS_PER_RANGE;
-    let rows =
-        tx.rows(FINISHED, [first_row, end], |row| Ok((row.job(0)?, row.outcome(1)?, row.get::<_, i64>(2)?)))?;
+    let rows = tx.rows(FINISHED, [first_row, end], |row| {
+        Ok((row.job(0)?, row.outcome(1)?, row.get::<_, i64>(2)?, row.get::<_, bool>(3)?))
+    })?;
     let examined = rows.len() as u64;
     let mut removed = 0;
     let mut kept = HashMap::<Outcome, i64>::new();
     let mut tallies = HashMap::<(String, String, Outcome), i64>::new();
     let mut is_complete = true;
-    for (id, outcome, finished_at) in rows {
+    for (id, outcome, finished_at, is_needed) in rows {
         let is_expired = |time| finished_at < now.saturating_sub(micros(time));
-        if !policy.of(outcome).is_some_and(is_expired) {
+        // Others may need the result of a member of a flow that has not ended.
+        if is_needed || !policy.of(outcome).is_some_and(is_expired) {
             let oldest = kept.entry(outcome).or_insert(finished_at);
             *oldest = finished_at.min(*oldest);
         } else if removed < limit {
@@ -216,13 +220,13 @@ pub(super) fn delete_request(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()
     }
 }
 
-/// Deletes the request, the history, the checkpoint and the merged requests of a job;
+/// Deletes the request, the history, the checkpoint, the merged requests and the links of a job;
 /// returns its queue and kind.
 pub(super) fn delete_rows(tx: &Tx<'_>, id: JobId) -> Sql<Option<(String, String)>> {
     const JOB: &str = "
         delete from jobs
          where id = ?1
-        returning queue, kind";
+        returning queue, kind, flow is not null";
     const ATTEMPTS: &str = "
         delete from attempts
          where job = ?1";
@@ -230,11 +234,14 @@ pub(super) fn delete_rows(tx: &Tx<'_>, id: JobId) -> Sql<Option<(String, String)
         delete from merged_requests
          where job = ?1";
     delete_progress(tx, id)?;
-    let id = id.0.as_bytes();
-    let deleted = tx.row(JOB, [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    tx.execute(ATTEMPTS, [id])?;
-    tx.execute(REQUESTS, [id])?;
-    Ok(deleted)
+    let deleted =
+        tx.row(JOB, [id.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, bool>(2)?)))?;
+    tx.execute(ATTEMPTS, [id.0.as_bytes()])?;
+    tx.execute(REQUESTS, [id.0.as_bytes()])?;
+    if deleted.as_ref().is_some_and(|(.., is_member)| *is_member) {
+        delete_links(tx, id)?;
+    }
+    Ok(deleted.map(|(queue, kind, _)| (queue, kind)))
 }
 
 /// Minutes more than two hours ago become hours; hours more than a week ago become one

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use rusqlite::params;
 use serde_json::value::RawValue;
 
+use super::advance::note_end;
 use super::enqueue::{Ready, enqueue};
 use super::events::is_any_emitted;
 use super::lease::raised_flags;
@@ -294,6 +295,8 @@ fn finish(
             interruptions: finish.interruptions,
             last_error: last_error.as_deref(),
             result: finish.result.as_deref().map(RawValue::get),
+            flow: held.flow,
+            is_skipped: false,
         },
     )?;
     if held.keyed { free_key(tx, lease.id) } else { Ok(()) }
@@ -311,14 +314,17 @@ pub(super) struct Ended<'a> {
     pub(super) interruptions: u16,
     pub(super) last_error: Option<&'a str>,
     pub(super) result: Option<&'a str>,
+    pub(super) flow: Option<[u8; 16]>,
+    /// Whether it is a task that could never start.
+    pub(super) is_skipped: bool,
 }
 
 pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
     const INSERT: &str = "
         insert into finished
                (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-                interruptions, last_error, result)
-        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+                interruptions, last_error, result, flow, skipped)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
     tx.execute(
         INSERT,
         params![
@@ -333,9 +339,14 @@ pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
             ended.interruptions,
             ended.last_error,
             ended.result,
+            ended.flow,
+            ended.is_skipped.then_some(true),
         ],
     )?;
-    Ok(())
+    match ended.flow {
+        Some(flow) => note_end(tx, flow, ended),
+        None => Ok(()),
+    }
 }
 
 fn finished_by(by: EndedBy, lease: &Lease) -> Option<[u8; 16]> {
@@ -378,6 +389,7 @@ fn requeue(tx: &Tx<'_>, lease: &Lease, held: &TakenLease, requeue: &Requeue) -> 
         flags: held.flags.as_deref(),
         group: held.group.as_deref(),
         flow: held.flow,
+        is_held: false,
     };
     ready.store(tx)
 }

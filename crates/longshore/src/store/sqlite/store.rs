@@ -12,13 +12,13 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    check, claim, enqueue, events, groups, inspect, kinds, lease, migrate, operate, queues, recover, retain,
-    schedules, settle, stats, steps, tokens, workers,
+    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate, queues,
+    recover, retain, schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::id_pattern::IdPattern;
-use crate::job::{JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
 
@@ -244,6 +244,94 @@ impl Store for SqliteStore {
 
     async fn remove_events(&self, limit: u32) -> Result<u64> {
         self.engine.write(move |tx| events::remove_events(tx, limit)).await
+    }
+
+    // ---- flows ------------------------------------------------------------
+
+    async fn put_flow(&self, flow: &NewFlow) -> Result<PutFlow> {
+        let flow = flow.clone();
+        self.engine.write(move |tx| flows::put_flow(tx, &flow)).await
+    }
+
+    async fn add_members(&self, flow: FlowId, members: &[NewMember]) -> Result<Added> {
+        let members = members.to_vec();
+        self.engine.write(move |tx| flows::add_members(tx, flow, &members)).await
+    }
+
+    async fn seal_flow(&self, flow: FlowId) -> Result<bool> {
+        self.engine.write(move |tx| flows::seal_flow(tx, flow)).await
+    }
+
+    async fn spawn(&self, children: &NewChildren) -> Result<Spawned> {
+        let children = children.clone();
+        self.engine.write(move |tx| flows::spawn(tx, &children)).await
+    }
+
+    async fn flow(&self, id: FlowId) -> Result<Option<FlowRecord>> {
+        self.engine.read(move |tx| flows::flow(tx, id)).await
+    }
+
+    async fn flows(&self, filter: &FlowFilter) -> Result<Vec<FlowRecord>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| flows::flows(tx, &filter)).await
+    }
+
+    async fn tasks(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<TaskRecord>> {
+        self.engine.read(move |tx| flows::tasks(tx, flow, after, limit)).await
+    }
+
+    async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>> {
+        self.engine.read(move |tx| flows::parents(tx, id)).await
+    }
+
+    async fn results(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<ParentRecord>> {
+        self.engine.read(move |tx| flows::results(tx, flow, after, limit)).await
+    }
+
+    // ---- advance ----------------------------------------------------------
+
+    async fn pending(&self) -> Result<Pending> {
+        self.engine.read(advance::pending).await
+    }
+
+    async fn advance(&self, limit: u32) -> Result<Advanced> {
+        // Almost always there is nothing to do, and nothing is written.
+        if !self.engine.read(advance::has_changes).await? {
+            return Ok(Advanced::default());
+        }
+        self.engine.write(move |tx| advance::advance(tx, limit)).await
+    }
+
+    async fn flag_cancelled(&self, flow: FlowId) -> Result<bool> {
+        self.engine.write(move |tx| advance::flag_cancelled(tx, flow)).await
+    }
+
+    async fn cancel_members(
+        &self,
+        flow: FlowId,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<CancelledMembers> {
+        self.engine.write(move |tx| advance::cancel_members(tx, flow, after, limit)).await
+    }
+
+    async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>> {
+        self.engine.read(move |tx| advance::flows_to_cancel(tx, limit)).await
+    }
+
+    async fn retry_members(
+        &self,
+        flow: FlowId,
+        before: DateTime<Utc>,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<RetriedMembers> {
+        self.engine.write(move |tx| advance::retry_members(tx, flow, before, after, limit)).await
+    }
+
+    async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64> {
+        let policy = policy.clone();
+        self.engine.write(move |tx| advance::remove_flows(tx, &policy, limit)).await
     }
 
     // ---- queues -----------------------------------------------------------

@@ -11,7 +11,8 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::job::{JobId, Outcome, WorkerId};
+use crate::flow::Condition;
+use crate::job::{FlowId, JobId, Outcome, WorkerId};
 use crate::lifecycle::When;
 
 const SECOND: i64 = 1_000_000;
@@ -100,11 +101,13 @@ pub(super) fn instant(micros: i64) -> DateTime<Utc> {
 pub(super) trait Columns {
     fn uuid(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Uuid>;
     fn job(&self, column: impl RowIndex + Copy) -> rusqlite::Result<JobId>;
+    fn flow(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<FlowId>>;
     fn worker(&self, column: impl RowIndex + Copy) -> rusqlite::Result<WorkerId>;
     fn time(&self, column: impl RowIndex + Copy) -> rusqlite::Result<DateTime<Utc>>;
     fn maybe_time(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<DateTime<Utc>>>;
     fn timeout(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Duration>>;
     fn outcome(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Outcome>;
+    fn condition(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Condition>;
     fn list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Vec<String>>;
     fn maybe_list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Vec<String>>>;
     fn json(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Box<RawValue>>>;
@@ -117,6 +120,10 @@ impl Columns for Row<'_> {
 
     fn job(&self, column: impl RowIndex + Copy) -> rusqlite::Result<JobId> {
         self.uuid(column).map(JobId)
+    }
+
+    fn flow(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<FlowId>> {
+        Ok(self.get::<_, Option<[u8; 16]>>(column)?.map(|id| FlowId(Uuid::from_bytes(id))))
     }
 
     fn worker(&self, column: impl RowIndex + Copy) -> rusqlite::Result<WorkerId> {
@@ -138,6 +145,10 @@ impl Columns for Row<'_> {
 
     fn outcome(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Outcome> {
         decoded(self.get_ref(column)?, Outcome::from_stored)
+    }
+
+    fn condition(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Condition> {
+        decoded(self.get_ref(column)?, Condition::from_stored)
     }
 
     fn list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Vec<String>> {

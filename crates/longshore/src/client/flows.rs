@@ -1,0 +1,429 @@
+//! Flows: enqueuing them, following the ends of their members, and operators' commands on them.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use serde::Serialize;
+use tracing::Instrument;
+
+use super::Client;
+use super::enqueue::{CallerTransaction, batch_span};
+use crate::enqueue::{NewJob, check_name};
+use crate::error::{Error, Result};
+use crate::flow::MAX_MEMBERS;
+use crate::flow::graph::{Flow, member_job};
+use crate::job::{FlowId, JobId};
+use crate::lifecycle::When;
+use crate::store::{
+    Added, FlowFilter, FlowRecord, NewChildren, NewFlow, NewMember, ParentRecord, PutFlow, Retention,
+    Spawned, TaskRecord,
+};
+
+/// How many changes one step follows.
+const CHANGES: u32 = 1000;
+/// How many members one step of a cancel or a retry looks at.
+const MEMBERS: u32 = 1000;
+/// How many flows upkeep cancels at a time.
+const FLOWS: u32 = 100;
+/// The maximum number of members of one part of a flow.
+const MAX_PART: usize = 10_000;
+
+/// The result of cancelling a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct CancelledFlow {
+    /// How many waiting members were cancelled.
+    pub cancelled: u64,
+    /// How many running members were requested to stop.
+    pub requested: u64,
+}
+
+/// The result of retrying a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RetriedFlow {
+    /// How many members are open again.
+    pub reopened: u64,
+}
+
+impl Client {
+    /// Enqueues a flow in one commit, with all of its tasks. Nothing is stored if a task is invalid or
+    /// tasks wait for each other. A flow with the same idempotency key is returned unchanged.
+    ///
+    /// ```
+    /// # use longshore::{Client, Flow, FlowStatus, NewJob, task};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// let flow = Flow::new("import")
+    ///     .task(task("fetch", NewJob::new("fetch", &7)))
+    ///     .task(task("parse", NewJob::new("parse", &7)).after("fetch"))
+    ///     .on_failure(NewJob::new("alert", "import 7"));
+    /// let flow = client.enqueue_flow(flow).await?;
+    /// assert_eq!((flow.status, flow.members), (FlowStatus::Running, 2));
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn enqueue_flow(&self, flow: Flow) -> Result<FlowRecord> {
+        Ok(self.put_flow(flow).await?.1)
+    }
+
+    /// Stores a flow in the caller's own transaction: it exists if and only if that commits.
+    ///
+    /// ```no_run
+    /// # async fn example(client: longshore::Client, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use longshore::{NewJob, chain};
+    ///
+    /// let mut tx = pool.begin().await?;
+    /// sqlx::query("insert into orders (id) values (7)").execute(&mut *tx).await?;
+    /// let flow = client.enqueue_flow_in(&mut tx, chain![NewJob::new("charge", &7), NewJob::new("ship", &7)]).await?;
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn enqueue_flow_in(&self, transaction: impl CallerTransaction, flow: Flow) -> Result<FlowId> {
+        let span = batch_span();
+        let flow = span.in_scope(|| flow.validate())?;
+        span.record("jobs", flow.members.len());
+        let storing = async {
+            self.check_flow(&flow).await?;
+            transaction.put_flow(&*self.store, &flow).await
+        };
+        Ok(match storing.instrument(span).await? {
+            PutFlow::Created => flow.id,
+            PutFlow::Existing(id) => id,
+        })
+    }
+
+    /// As [`enqueue_flow`](Self::enqueue_flow), and says whether the flow is new.
+    pub(crate) async fn put_flow(&self, flow: Flow) -> Result<(PutFlow, FlowRecord)> {
+        let span = batch_span();
+        let flow = span.in_scope(|| flow.validate())?;
+        span.record("jobs", flow.members.len());
+        let storing = async {
+            self.check_flow(&flow).await?;
+            let stored = self.store.put_flow(&flow).await?;
+            let id = match stored {
+                PutFlow::Created => {
+                    self.notifier.notify(flow.startable().map(|job| (job.queue.as_str(), job.when)));
+                    flow.id
+                }
+                PutFlow::Existing(id) => id,
+            };
+            Ok((stored, self.flow(id).await?))
+        };
+        storing.instrument(span).await
+    }
+
+    async fn check_flow(&self, flow: &NewFlow) -> Result<()> {
+        for member in &flow.members {
+            let name = member.task.as_deref().unwrap_or(&member.job.kind);
+            let checked = self.check_job(&member.job.kind, &member.job.payload).await;
+            checked.map_err(|error| error.in_task(name))?;
+        }
+        for job in &flow.callbacks {
+            self.check_job(&job.kind, &job.payload).await.map_err(|error| error.in_task("callback"))?;
+        }
+        Ok(())
+    }
+
+    /// Adds jobs to a flow that was left [open](Flow::open), up to 10,000 per call and a million in
+    /// all. They start at once. A call whose reply was lost can be repeated with the same jobs.
+    ///
+    /// ```
+    /// # use longshore::{Client, Flow, NewJob};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// let batch = Flow::new("newsletter").open().on_end(NewJob::new("report", &()));
+    /// let batch = client.enqueue_flow(batch).await?;
+    /// for part in (0..300).collect::<Vec<i32>>().chunks(100) {
+    ///     client.add_to_flow(batch.id, part.iter().map(|user| NewJob::new("send", user))).await?;
+    /// }
+    /// client.seal_flow(batch.id).await?;
+    /// assert_eq!(client.flow(batch.id).await?.members, 300);
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn add_to_flow(
+        &self,
+        flow: FlowId,
+        jobs: impl IntoIterator<Item = impl Into<NewJob>>,
+    ) -> Result<()> {
+        let members = members(None, jobs)?;
+        for (i, member) in members.iter().enumerate() {
+            let checked = self.check_job(&member.job.kind, &member.job.payload).await;
+            checked.map_err(|error| error.in_item("jobs", i))?;
+        }
+        match self.store.add_members(flow, &members).await? {
+            Added::Stored => {}
+            Added::NotFound => return Err(not_found(flow)),
+            Added::Sealed => {
+                return Err(Error::conflict(format!(
+                    "flow {flow} is sealed; leave it open (`Flow::open`) until all jobs are added"
+                )));
+            }
+            Added::Cancelled => {
+                return Err(Error::conflict(format!("flow {flow} was cancelled; use a new flow")));
+            }
+            Added::Full => return Err(too_many(format!("flow {flow}"))),
+        }
+        self.notifier.notify(members.iter().map(|member| (member.job.queue.as_str(), member.job.when)));
+        Ok(())
+    }
+
+    /// Lets a flow end that was left [open](Flow::open), when all of its members have ended.
+    pub async fn seal_flow(&self, flow: FlowId) -> Result<()> {
+        if !self.store.seal_flow(flow).await? {
+            return Err(not_found(flow));
+        }
+        self.advance_soon();
+        Ok(())
+    }
+
+    /// Returns a flow. The children of a job are the flow with the job's id.
+    pub async fn flow(&self, id: FlowId) -> Result<FlowRecord> {
+        self.store.flow(id).await?.ok_or_else(|| not_found(id))
+    }
+
+    /// Lists flows, newest first, up to 200.
+    pub async fn flows(&self, filter: &FlowFilter) -> Result<Vec<FlowRecord>> {
+        self.store.flows(&FlowFilter { limit: filter.limit.clamp(1, 200), ..filter.clone() }).await
+    }
+
+    /// Lists up to `limit` (at most 1,000) members of a flow after `after`, ordered by id, with what they
+    /// wait for.
+    pub async fn tasks(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<TaskRecord>> {
+        self.store.tasks(flow, after, limit.clamp(1, 1000)).await
+    }
+
+    /// Cancels a flow: members that wait are cancelled, running ones are requested to stop, and
+    /// nothing else starts. Callbacks run when the flow has ended. Returns a conflict error if the flow
+    /// has ended.
+    pub async fn cancel_flow(&self, id: FlowId) -> Result<CancelledFlow> {
+        if !self.store.flag_cancelled(id).await? {
+            let flow = self.flow(id).await?;
+            if flow.ended_at.is_some() {
+                return Err(Error::conflict(format!(
+                    "flow {id} has already ended as {}; retry it if its failed part should run again",
+                    flow.status.as_str()
+                )));
+            }
+        }
+        let mut done = CancelledFlow::default();
+        let (mut after, mut workers) = (None, BTreeSet::new());
+        loop {
+            let step = self.store.cancel_members(id, after, MEMBERS).await?;
+            done.cancelled += step.cancelled;
+            done.requested += step.requested;
+            workers.extend(step.workers);
+            after = step.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        workers.into_iter().for_each(|worker| self.notifier.notify_cancel(worker));
+        self.advance_soon();
+        Ok(done)
+    }
+
+    /// Retries the failed part of a flow: members that did not succeed wait again, with a fresh attempt
+    /// budget. What succeeded is not repeated.
+    pub async fn retry_flow(&self, id: FlowId) -> Result<RetriedFlow> {
+        let before = self.now().await?;
+        self.flow(id).await?;
+        let mut done = RetriedFlow::default();
+        // A member can be reopened once the parents that it was skipped for are. So the walk is repeated
+        // until it finds none.
+        loop {
+            let reopened = self.retry_pass(id, before).await?;
+            done.reopened += reopened;
+            if reopened == 0 {
+                break;
+            }
+        }
+        self.advance_soon();
+        Ok(done)
+    }
+
+    async fn retry_pass(&self, id: FlowId, before: chrono::DateTime<chrono::Utc>) -> Result<u64> {
+        let (mut after, mut reopened) = (None, 0);
+        loop {
+            let step = self.store.retry_members(id, before, after, MEMBERS).await?;
+            if step.advance_first {
+                self.advance_flows().await?;
+                continue;
+            }
+            reopened += step.reopened;
+            self.notifier.notify(step.queues.iter().map(|queue| (queue.as_str(), When::NOW)));
+            after = step.next;
+            if after.is_none() {
+                return Ok(reopened);
+            }
+        }
+    }
+}
+
+fn not_found(flow: FlowId) -> Error {
+    Error::not_found(format!("flow {flow} does not exist, or is no longer kept"))
+}
+
+fn too_many(what: String) -> Error {
+    Error::invalid(
+        "jobs",
+        format!("jobs: {what} would have more than {MAX_MEMBERS} members; use several flows"),
+    )
+}
+
+/// Checks jobs that become members of a flow, without links.
+fn members(task: Option<&str>, jobs: impl IntoIterator<Item = impl Into<NewJob>>) -> Result<Vec<NewMember>> {
+    let mut members = Vec::new();
+    for (i, job) in jobs.into_iter().enumerate() {
+        if i == MAX_PART {
+            return Err(Error::invalid(
+                "jobs",
+                format!("jobs: add at most {MAX_PART} at a time, in several parts"),
+            ));
+        }
+        let job = job.into();
+        let name = task.unwrap_or(job.kind()).to_owned();
+        let job = member_job(&name, job).map_err(|error| error.in_item("jobs", i))?;
+        members.push(NewMember { job, task: task.map(str::to_owned), is_held: false });
+    }
+    Ok(members)
+}
+
+#[doc(hidden)]
+impl Client {
+    /// Follows the changes of flows until there are none. Returns how many steps that took.
+    pub async fn advance_flows(&self) -> Result<usize> {
+        // Another task of this client may be at it. Its changes are stored when it has finished.
+        let _one_at_a_time = self.advancer.lock.lock().await;
+        let mut steps = 0;
+        loop {
+            let step = self.store.advance(CHANGES).await?;
+            self.notifier.notify(step.queues.iter().map(|queue| (queue.as_str(), When::NOW)));
+            #[cfg(any(feature = "api", feature = "worker"))]
+            crate::job_metrics::count_ended_flows(&step.ended);
+            if step.emitted {
+                self.deliver_events().await?;
+            }
+            if !step.more {
+                return Ok(steps);
+            }
+            steps += 1;
+        }
+    }
+
+    /// Does what upkeep has to do now: delivers events, follows changes of flows, and cancels flows whose
+    /// deadline has passed.
+    pub async fn do_pending(&self) -> Result<()> {
+        let pending = self.store.pending().await?;
+        if pending.events {
+            self.deliver_events().await?;
+        }
+        if pending.changes {
+            self.advance_flows().await?;
+        }
+        if pending.cancels {
+            for flow in self.store.flows_to_cancel(FLOWS).await? {
+                match self.cancel_flow(flow).await {
+                    Err(error) if error.is_conflict() || error.is_not_found() => {}
+                    done => {
+                        done?;
+                        tracing::info!(flow_id = %flow, "cancelled the flow: its deadline passed, or an earlier cancel was cut off");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes flows whose members have been removed. Returns how many.
+    pub async fn remove_old_flows(&self, policy: &Retention) -> Result<u64> {
+        let mut removed = 0;
+        loop {
+            let step = self.store.remove_flows(policy, MEMBERS).await?;
+            removed += step;
+            if step < MEMBERS.into() {
+                return Ok(removed);
+            }
+        }
+    }
+
+    /// Returns the jobs that a job waited for, with their results.
+    pub async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>> {
+        self.store.parents(id).await
+    }
+
+    /// Returns all members of a flow with their results.
+    pub async fn flow_results(&self, flow: FlowId) -> Result<Vec<ParentRecord>> {
+        const PAGE: u32 = 1000;
+        let mut results = Vec::new();
+        loop {
+            let page =
+                self.store.results(flow, results.last().map(|last: &ParentRecord| last.id), PAGE).await?;
+            let is_last = page.len() < PAGE as usize;
+            results.extend(page);
+            if is_last {
+                return Ok(results);
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Stores children of a running job.
+    #[cfg_attr(not(feature = "worker"), expect(dead_code, reason = "handlers spawn children"))]
+    pub(crate) async fn spawn_children(
+        &self,
+        children: NewChildren,
+        jobs: impl IntoIterator<Item = impl Into<NewJob>>,
+    ) -> Result<Spawned> {
+        check_name("name", &children.step)?;
+        let members = members(Some(&children.step), jobs)?;
+        for (i, member) in members.iter().enumerate() {
+            let checked = self.check_job(&member.job.kind, &member.job.payload).await;
+            checked.map_err(|error| error.in_item("jobs", i))?;
+        }
+        let children = NewChildren { members, ..children };
+        let spawned = self.store.spawn(&children).await?;
+        if spawned == Spawned::Stored {
+            let members = children.members.iter();
+            self.notifier.notify(members.map(|member| (member.job.queue.as_str(), member.job.when)));
+        }
+        Ok(spawned)
+    }
+
+    /// Follows changes of flows in the background: a member of one has ended or was reopened. If it
+    /// fails, upkeep does it.
+    pub(crate) fn advance_soon(&self) {
+        if self.advancer.state.swap(AGAIN, Ordering::AcqRel) != IDLE {
+            return;
+        }
+        let client = self.clone();
+        tokio::spawn(async move {
+            let state = &client.advancer.state;
+            loop {
+                state.store(RUNNING, Ordering::Release);
+                if let Err(error) = client.advance_flows().await {
+                    tracing::debug!(%error, "could not follow changes of flows now; upkeep tries again");
+                }
+                if state.compare_exchange(RUNNING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+const IDLE: u8 = 0;
+const RUNNING: u8 = 1;
+/// Changes were stored since the task began.
+const AGAIN: u8 = 2;
+
+/// Follows changes of flows, in one task at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Advancer {
+    state: AtomicU8,
+    lock: tokio::sync::Mutex<()>,
+}

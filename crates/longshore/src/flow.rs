@@ -1,0 +1,317 @@
+//! The rules of flows: what happens to the members of a flow when others end. Pure: the engines read
+//! the rows, call these functions and store what they decide.
+//!
+//! [`graph`] has the builder and its checks. `store/*/advance.rs` store the decisions.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+pub mod graph;
+
+/// The maximum number of links of a flow.
+pub const MAX_LINKS: usize = 100_000;
+/// The maximum number of tasks that are stored in one commit.
+pub const MAX_TASKS: usize = 100_000;
+/// The maximum number of members of a flow.
+pub const MAX_MEMBERS: usize = 1_000_000;
+
+/// What a task waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Condition {
+    /// The other task has succeeded.
+    Succeeded,
+    /// The other task has ended, whatever its outcome.
+    Ended,
+    /// The other task has ended without success: it failed, was cancelled or skipped.
+    Failed,
+}
+
+impl Condition {
+    /// All conditions.
+    pub const ALL: [Condition; 3] = [Condition::Succeeded, Condition::Ended, Condition::Failed];
+
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Condition::Succeeded => "succeeded",
+            Condition::Ended => "ended",
+            Condition::Failed => "failed",
+        }
+    }
+
+    pub(crate) fn from_stored(text: &str) -> crate::Result<Self> {
+        let found = Condition::ALL.into_iter().find(|condition| condition.as_str() == text);
+        found.ok_or_else(|| crate::Error::internal(format!("unknown condition `{text}` of a link")))
+    }
+
+    /// Whether a parent that ended in this way meets it.
+    pub fn is_met(self, end: End) -> bool {
+        match self {
+            Condition::Succeeded => end == End::Succeeded,
+            Condition::Ended => true,
+            Condition::Failed => end == End::Failed,
+        }
+    }
+}
+
+/// How a member or a flow ended, as far as those that wait for it are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It succeeded.
+    Succeeded,
+    /// It ended in any other way.
+    Failed,
+}
+
+impl End {
+    /// From whether it succeeded.
+    pub fn of(succeeded: bool) -> Self {
+        if succeeded { End::Succeeded } else { End::Failed }
+    }
+}
+
+/// Something that happened to a member of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The member.
+    pub job: Uuid,
+    /// How it ended; `None` if it was reopened.
+    pub end: Option<End>,
+    /// Whether it counts as a failure of the flow or, if it was reopened, whether it counted. A
+    /// member that was skipped does not.
+    pub is_failure: bool,
+}
+
+/// The numbers of a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// The members that have not ended.
+    pub open: i64,
+    /// The members that failed.
+    pub failed: i64,
+    /// Whether no members can be added any more.
+    pub is_sealed: bool,
+    /// Whether it was cancelled.
+    pub is_cancelled: bool,
+    /// Whether it has ended.
+    pub has_ended: bool,
+}
+
+impl Counts {
+    /// Counts a change.
+    pub fn add(&mut self, change: &Change) {
+        let (open, failed) = if change.end.is_some() { (-1, 1) } else { (1, -1) };
+        self.open += open;
+        if change.is_failure {
+            self.failed += failed;
+        }
+    }
+
+    /// What the numbers mean for the flow itself.
+    pub fn turn(&self) -> FlowTurn {
+        let is_over = self.is_sealed && self.open == 0;
+        match (self.has_ended, is_over) {
+            (false, true) => FlowTurn::Ends(self.end()),
+            (true, false) => FlowTurn::Reopens,
+            _ => FlowTurn::Stays,
+        }
+    }
+
+    /// How it ended, if it has.
+    pub fn end(&self) -> End {
+        End::of(self.failed == 0 && !self.is_cancelled)
+    }
+}
+
+/// What becomes of a flow after changes of its members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowTurn {
+    /// It ends, in this way.
+    Ends(End),
+    /// It had ended, and is open again.
+    Reopens,
+    /// Nothing changes.
+    Stays,
+}
+
+/// How many of the first changes can be followed together: all until a job occurs for the
+/// second time. So each job either ends or is reopened, not both.
+pub fn followed_together(changes: &[Change]) -> usize {
+    let mut jobs = BTreeSet::new();
+    changes.iter().position(|change| !jobs.insert(change.job)).unwrap_or(changes.len())
+}
+
+/// The links of a held child.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// The links whose parent has not ended.
+    pub open: i64,
+    /// The links whose parent ended in another way than they need.
+    pub unmet: i64,
+}
+
+/// What happens to a held child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    /// It waits on.
+    Wait,
+    /// It waits for no other task any more.
+    Release,
+    /// It ends as cancelled, because it can never start.
+    Skip,
+    /// It ends as cancelled, because its flow is cancelled.
+    Cancel,
+}
+
+/// Decides what happens to a held child whose links have changed.
+pub fn follow(child: Held, flow_is_cancelled: bool) -> Follow {
+    if child.unmet > 0 {
+        Follow::Skip
+    } else if flow_is_cancelled {
+        Follow::Cancel
+    } else if child.open > 0 {
+        Follow::Wait
+    } else {
+        Follow::Release
+    }
+}
+
+/// The reason that a skipped task is stored with. `blocker` is the task whose end it needed otherwise,
+/// and how it ended.
+pub fn skip_reason(blocker: Option<&str>, end: End) -> String {
+    let name = blocker.map_or("a task that it waits for".to_owned(), |task| format!("task `{task}`"));
+    match end {
+        End::Succeeded => format!("skipped: {name} succeeded"),
+        End::Failed => format!("skipped: {name} did not succeed"),
+    }
+}
+
+/// The reason that a skipped callback is stored with.
+pub const CALLBACK_SKIPPED: &str = "skipped: the flow ended in another way than this callback waits for";
+
+/// The reason that the members of a cancelled flow are stored with.
+pub const FLOW_CANCELLED: &str = "the flow was cancelled";
+
+/// A link to a member that may be reopened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParentLink {
+    /// The parent.
+    pub parent: Uuid,
+    /// Whether the parent's end meets the condition; `None` if the parent has not ended.
+    pub met: Option<bool>,
+}
+
+/// A finished member that did not succeed, with its links.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The member.
+    pub job: Uuid,
+    /// What it waited for.
+    pub links: Vec<ParentLink>,
+}
+
+/// A member that is reopened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reopened {
+    /// The member.
+    pub job: Uuid,
+    /// Whether it waits for a parent that has not ended, or that is reopened too.
+    pub is_held: bool,
+}
+
+/// Decides which of the members that did not succeed are reopened when the failed part of a flow is
+/// retried: all, except those that would be skipped again because a parent that stays as it is
+/// ended in another way than they need.
+pub fn reopen(candidates: &[Candidate]) -> Vec<Reopened> {
+    let mut reopened = BTreeSet::new();
+    loop {
+        let before = reopened.len();
+        for candidate in candidates {
+            let can_start = |link: &ParentLink| link.met != Some(false) || reopened.contains(&link.parent);
+            if candidate.links.iter().all(can_start) {
+                reopened.insert(candidate.job);
+            }
+        }
+        if reopened.len() == before {
+            break;
+        }
+    }
+    let is_held = |candidate: &Candidate| {
+        candidate.links.iter().any(|link| link.met.is_none() || reopened.contains(&link.parent))
+    };
+    let kept = candidates.iter().filter(|candidate| reopened.contains(&candidate.job));
+    kept.map(|candidate| Reopened { job: candidate.job, is_held: is_held(candidate) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(n: u128) -> Uuid {
+        Uuid::from_u128(n)
+    }
+
+    #[test]
+    fn a_condition_is_met_by_the_end_it_names() {
+        let met = |end| Condition::ALL.map(|condition| condition.is_met(end));
+        assert_eq!(met(End::Succeeded), [true, true, false]);
+        assert_eq!(met(End::Failed), [false, true, true]);
+    }
+
+    #[test]
+    fn a_child_starts_after_its_last_parent_and_is_skipped_after_the_first_unmet_one() {
+        let decide = |open, unmet, cancelled| follow(Held { open, unmet }, cancelled);
+        assert_eq!(decide(1, 0, false), Follow::Wait);
+        assert_eq!(decide(0, 0, false), Follow::Release);
+        assert_eq!(decide(3, 1, false), Follow::Skip);
+        assert_eq!(decide(0, 0, true), Follow::Cancel);
+        assert_eq!(decide(2, 0, true), Follow::Cancel);
+    }
+
+    #[test]
+    fn a_flow_ends_when_it_is_sealed_and_no_member_is_open() {
+        let ended = |is_failure: bool| Change { job: id(1), end: Some(End::of(!is_failure)), is_failure };
+        let mut counts = Counts { open: 2, is_sealed: true, ..Counts::default() };
+        counts.add(&ended(false));
+        assert_eq!(counts.turn(), FlowTurn::Stays);
+        counts.add(&ended(true));
+        assert_eq!(counts.turn(), FlowTurn::Ends(End::Failed));
+        assert_eq!(Counts { is_sealed: false, ..counts }.turn(), FlowTurn::Stays);
+        counts.has_ended = true;
+        counts.add(&Change { job: id(1), end: None, is_failure: true });
+        assert_eq!((counts.open, counts.failed), (1, 0));
+        assert_eq!(counts.turn(), FlowTurn::Reopens);
+    }
+
+    #[test]
+    fn changes_of_one_job_are_followed_one_by_one() {
+        let change = |job| Change { job: id(job), end: None, is_failure: false };
+        assert_eq!(followed_together(&[change(1), change(2), change(1), change(3)]), 2);
+        assert_eq!(followed_together(&[change(1), change(2)]), 2);
+    }
+
+    #[test]
+    fn a_retry_reopens_the_failed_part_and_holds_what_waits_for_it() {
+        let candidate = |job, links: &[(u128, Option<bool>)]| Candidate {
+            job: id(job),
+            links: links.iter().map(|(parent, met)| ParentLink { parent: id(*parent), met: *met }).collect(),
+        };
+        // 1 failed; 2 was skipped because of 1, and 3 because of 2. 4 needed the failure of 9, which
+        // succeeded, and 5 needed 4. 6 failed after 8 had succeeded.
+        let candidates = [
+            candidate(3, &[(2, Some(false))]),
+            candidate(2, &[(1, Some(false)), (8, Some(true))]),
+            candidate(1, &[]),
+            candidate(4, &[(9, Some(false))]),
+            candidate(5, &[(4, Some(false))]),
+            candidate(6, &[(8, Some(true))]),
+            candidate(7, &[(8, Some(true)), (10, None)]),
+        ];
+        let reopened: Vec<(u128, bool)> =
+            reopen(&candidates).iter().map(|reopened| (reopened.job.as_u128(), reopened.is_held)).collect();
+        assert_eq!(reopened, [(3, true), (2, true), (1, false), (6, false), (7, true)]);
+    }
+}

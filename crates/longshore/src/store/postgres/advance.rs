@@ -1,0 +1,805 @@
+//! Advance: what happens to the members of a flow when others end, and operators' commands on
+//! flows. Everything here that reads links to decide holds the lock of the flow's row.
+//!
+//! The statements that end or reopen a member insert a row into `flow_changes`, without a lock.
+//! [`advance`] follows these rows. [`flow`] decides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::Row;
+use uuid::Uuid;
+
+use super::turns::add_turns;
+use super::tx::{Sql, Tx};
+use crate::flow::{
+    self, CALLBACK_SKIPPED, Candidate, Change, Condition, Counts, End, FLOW_CANCELLED, FlowTurn, Follow,
+    Held, ParentLink, Reopened,
+};
+use crate::job::{FlowId, JobId, Outcome, WorkerId};
+use crate::store::{
+    Advanced, CancelledMembers, FlowRecord, Pending, Retention, RetriedMembers, flow_event, millis,
+};
+
+/// Notes the end of members of flows in `$rows`: id, flow. `$succeeded` says how they ended.
+macro_rules! note_ends {
+    ($rows:literal, $succeeded:literal) => {
+        concat!(
+            "
+    noted_ends as (
+      insert into longshore.flow_changes (flow, job, succeeded, failure)
+      select n.flow, n.id, ",
+            $succeeded,
+            ", not ",
+            $succeeded,
+            "
+        from ",
+            $rows,
+            " n
+       where n.flow is not null)"
+        )
+    };
+}
+pub(super) use note_ends;
+
+/// Deletes the links of members that are removed.
+macro_rules! delete_links {
+    ($ids:literal) => {
+        concat!(
+            "
+    deleted_child_links as (
+      delete from longshore.links
+       where child = any(array(",
+            $ids,
+            "))),
+    deleted_parent_links as (
+      delete from longshore.links
+       where parent = any(array(",
+            $ids,
+            "))),"
+        )
+    };
+}
+pub(super) use delete_links;
+
+const PENDING: &str = "
+    select exists (select 1 from longshore.events where fresh),
+           exists (select 1 from longshore.flow_changes),
+           exists (select 1 from longshore.flows where cancelling)
+             or exists (
+                  select 1
+                    from longshore.flows
+                   where deadline <= longshore.clock()
+                     and ended_at is null
+                     and not cancelled)";
+
+pub(super) async fn pending(tx: &mut Tx<'_>) -> Sql<Pending> {
+    let (events, changes, cancels) = sqlx::query_as(tx.sql(PENDING)).fetch_one(&mut *tx.connection).await?;
+    Ok(Pending { events, changes, cancels })
+}
+
+const HAS_CHANGES: &str = "
+    select exists (select 1 from longshore.flow_changes)";
+
+/// Locks up to 32 flows with changes, of the first 256. Flows that others have locked are skipped:
+/// whoever has locked one looks again after its commit.
+const LOCK_CHANGED: &str = "
+    with recursive changed as (
+      (select flow, 1 as nth
+         from longshore.flow_changes
+        order by flow
+        limit 1)
+      union all
+      select next.flow, changed.nth + 1
+        from changed
+       cross join lateral (
+               select c.flow
+                 from longshore.flow_changes c
+                where c.flow > changed.flow
+                order by c.flow
+                limit 1) as next
+       where changed.nth < 256)
+    select f.id, f.open, f.failed, f.sealed, f.cancelled, f.ended_at is not null, f.owned
+      from longshore.flows f
+     where f.id = any(array(select flow from changed))
+     order by f.id
+     limit 32
+       for no key update skip locked";
+
+/// A locked flow.
+struct LockedFlow {
+    counts: Counts,
+    /// Whether its members are the children of a job.
+    is_owned: bool,
+}
+
+/// Changes of flows that do not exist: nothing follows them.
+const FORGET_CHANGES: &str = "
+    delete from longshore.flow_changes c
+     where not exists (select 1 from longshore.flows f where f.id = c.flow)";
+
+const CHANGES: &str = "
+    select id, flow, job, succeeded, failure
+      from longshore.flow_changes
+     where flow = any($1)
+     order by id
+     limit $2";
+
+/// The maximum number of links that one step closes.
+const MAX_CLOSED: usize = 2000;
+
+pub(super) async fn advance(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
+    // Almost always there is nothing to do, and no transaction is needed.
+    if !sqlx::query_scalar(tx.sql(HAS_CHANGES)).fetch_one(&mut *tx.connection).await? {
+        return Ok(Advanced::default());
+    }
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(Duration::from_secs(2)).await?;
+    let mut flows = lock_changed(tx).await?;
+    if flows.is_empty() {
+        sqlx::query(tx.sql(FORGET_CHANGES)).execute(&mut *tx.connection).await?;
+        transaction.commit().await?;
+        return Ok(Advanced::default());
+    }
+    let (rows, changes) = changes(tx, &flows, limit).await?;
+    let mut followed = Followed::default();
+    let parents: Vec<(Uuid, Option<End>)> =
+        changes.iter().map(|(_, change)| (change.job, change.end)).collect();
+    if !follow_parents(tx, &parents, &flows, &mut followed).await? {
+        // The rest of the children comes next; the changes are still there.
+        transaction.commit().await?;
+        return Ok(Advanced { queues: followed.queues(), more: true, ..Advanced::default() });
+    }
+    for (flow, change) in &changes {
+        if let Some(flow) = flows.get_mut(flow) {
+            flow.counts.add(change);
+        }
+    }
+    let mut advanced = Advanced { more: true, ..Advanced::default() };
+    store_turns(tx, &mut flows, &mut followed, &mut advanced).await?;
+    delete_changes(tx, &rows).await?;
+    transaction.commit().await?;
+    advanced.queues = followed.queues();
+    Ok(advanced)
+}
+
+async fn lock_changed(tx: &mut Tx<'_>) -> Sql<BTreeMap<Uuid, LockedFlow>> {
+    let mut flows = BTreeMap::new();
+    for row in sqlx::query(tx.sql(LOCK_CHANGED)).fetch_all(&mut *tx.connection).await? {
+        let counts = Counts {
+            open: row.try_get(1)?,
+            failed: row.try_get(2)?,
+            is_sealed: row.try_get(3)?,
+            is_cancelled: row.try_get(4)?,
+            has_ended: row.try_get(5)?,
+        };
+        flows.insert(row.try_get(0)?, LockedFlow { counts, is_owned: row.try_get(6)? });
+    }
+    Ok(flows)
+}
+
+/// The changes to follow now, with the ids of their rows. A row without a job only says that the
+/// flow is to be looked at.
+async fn changes(
+    tx: &mut Tx<'_>,
+    flows: &BTreeMap<Uuid, LockedFlow>,
+    limit: u32,
+) -> Sql<(Vec<i64>, Vec<(Uuid, Change)>)> {
+    let ids: Vec<Uuid> = flows.keys().copied().collect();
+    let found =
+        sqlx::query(tx.sql(CHANGES)).bind(ids).bind(i64::from(limit)).fetch_all(&mut *tx.connection).await?;
+    let (mut rows, mut of_rows) = (Vec::new(), Vec::new());
+    for row in &found {
+        let change = match row.try_get::<Option<Uuid>, _>(2)? {
+            None => None,
+            Some(job) => Some(Change {
+                job,
+                end: row.try_get::<Option<bool>, _>(3)?.map(End::of),
+                is_failure: row.try_get(4)?,
+            }),
+        };
+        rows.push(row.try_get::<i64, _>(0)?);
+        of_rows.push((row.try_get::<Uuid, _>(1)?, change));
+    }
+    let jobs: Vec<Change> = of_rows.iter().filter_map(|(_, change)| *change).collect();
+    let together = flow::followed_together(&jobs);
+    let mut changes = Vec::with_capacity(together);
+    for (nth, (flow, change)) in of_rows.into_iter().enumerate() {
+        let Some(change) = change else { continue };
+        if changes.len() == together {
+            rows.truncate(nth);
+            break;
+        }
+        changes.push((flow, change));
+    }
+    Ok((rows, changes))
+}
+
+/// What was decided about children.
+#[derive(Default)]
+struct Followed {
+    queues: BTreeSet<String>,
+}
+
+impl Followed {
+    fn queues(self) -> Vec<String> {
+        self.queues.into_iter().collect()
+    }
+}
+
+/// Links to close or to open. `$1` ended, `$2` were reopened.
+const LINKS_TO_FOLLOW: &str = "
+    select l.parent, l.child, l.condition
+      from longshore.links l
+     where l.parent = any($1)
+       and l.met is null
+     union all
+    select l.parent, l.child, l.condition
+      from longshore.links l
+     where l.parent = any($2)
+       and l.met is not null
+     limit $3";
+
+/// Each link is found by its primary key, whatever the planner assumes about the table.
+const SET_MET: &str = "
+    update longshore.links
+       set met = i.met
+      from (select l.row_id, i.met
+              from unnest((select $1::uuid[]), (select $2::uuid[]), (select $3::bool[])) as i(parent, child, met)
+             cross join lateral (
+                     select l.ctid as row_id
+                       from longshore.links l
+                      where l.parent = i.parent
+                        and l.child = i.child
+                      limit 1) as l) as i
+     where links.ctid = i.row_id";
+
+/// Closes the links of parents that ended, opens those of parents that were reopened, and follows
+/// the children. Returns whether all links of these parents are done.
+async fn follow_parents(
+    tx: &mut Tx<'_>,
+    parents: &[(Uuid, Option<End>)],
+    flows: &BTreeMap<Uuid, LockedFlow>,
+    followed: &mut Followed,
+) -> Sql<bool> {
+    let ends: BTreeMap<Uuid, Option<End>> = parents.iter().copied().collect();
+    let (ended, reopened): (Vec<_>, Vec<_>) = parents.iter().partition(|(_, end)| end.is_some());
+    let ids = |parents: Vec<&(Uuid, Option<End>)>| parents.into_iter().map(|(id, _)| *id).collect::<Vec<_>>();
+    let rows = sqlx::query(tx.sql(LINKS_TO_FOLLOW))
+        .bind(ids(ended))
+        .bind(ids(reopened))
+        .bind(MAX_CLOSED as i64 + 1)
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let is_complete = rows.len() <= MAX_CLOSED;
+    let (mut of_parent, mut of_child, mut met, mut children) =
+        (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new());
+    for row in rows.iter().take(MAX_CLOSED) {
+        let (parent, child): (Uuid, Uuid) = (row.try_get(0)?, row.try_get(1)?);
+        let condition = Condition::from_stored(row.try_get(2)?)?;
+        let end = ends.get(&parent).copied().flatten();
+        of_parent.push(parent);
+        of_child.push(child);
+        met.push(end.map(|end| condition.is_met(end)));
+        if end.is_some() {
+            children.insert(child);
+        }
+    }
+    if !of_parent.is_empty() {
+        let set = sqlx::query(tx.sql(SET_MET)).bind(of_parent).bind(of_child).bind(met);
+        set.execute(&mut *tx.connection).await?;
+    }
+    follow_children(tx, &children, flows, followed).await?;
+    Ok(is_complete)
+}
+
+/// The held ones of these jobs, with the numbers of their links and one parent whose end
+/// they needed otherwise.
+const HELD_CHILDREN: &str = "
+    select c.id, w.flow, l.open, l.unmet, b.task, b.succeeded
+      from unnest((select $1::uuid[])) as c(id)
+     cross join lateral (
+             select r.flow
+               from longshore.ready r
+              where r.id = c.id
+                and r.held
+              limit 1) as w
+     cross join lateral (
+             select count(*) filter (where met is null) as open, count(*) filter (where not met) as unmet
+               from longshore.links
+              where child = c.id) as l
+      left join lateral (
+             select j.task, f.outcome = 'succeeded' as succeeded
+               from longshore.links n
+               join longshore.jobs j on j.id = n.parent
+               join longshore.finished f on f.id = n.parent
+              where n.child = c.id
+                and not n.met
+                and l.unmet > 0
+              order by n.parent
+              limit 1) as b
+        on true
+     order by c.id";
+
+async fn follow_children(
+    tx: &mut Tx<'_>,
+    children: &BTreeSet<Uuid>,
+    flows: &BTreeMap<Uuid, LockedFlow>,
+    followed: &mut Followed,
+) -> Sql<()> {
+    if children.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<Uuid> = children.iter().copied().collect();
+    let (mut released, mut ended, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
+    for row in sqlx::query(tx.sql(HELD_CHILDREN)).bind(ids).fetch_all(&mut *tx.connection).await? {
+        let id: Uuid = row.try_get(0)?;
+        let flow: Option<Uuid> = row.try_get(1)?;
+        let held = Held { open: row.try_get(2)?, unmet: row.try_get(3)? };
+        // A callback is not a member: it runs even if the flow was cancelled.
+        let is_cancelled =
+            flow.and_then(|flow| flows.get(&flow)).is_some_and(|flow| flow.counts.is_cancelled);
+        match flow::follow(held, is_cancelled) {
+            Follow::Wait => {}
+            Follow::Release => released.push(id),
+            Follow::Cancel => {
+                ended.push(id);
+                reasons.push(FLOW_CANCELLED.to_owned());
+            }
+            Follow::Skip => {
+                let end = End::of(row.try_get::<Option<bool>, _>(5)?.unwrap_or(false));
+                ended.push(id);
+                reasons.push(match flow {
+                    None => CALLBACK_SKIPPED.to_owned(),
+                    Some(_) => flow::skip_reason(row.try_get(4)?, end),
+                });
+            }
+        }
+    }
+    release(tx, &released, followed).await?;
+    end_waiting(tx, &ended, &reasons).await?;
+    Ok(())
+}
+
+const RELEASE: &str = concat!(
+    "
+    with deleted as (
+      delete from longshore.ready
+       where ctid = any(array(
+               select w.row_id
+                 from unnest((select $1::uuid[])) as i(id)
+                cross join lateral (
+                        select r.ctid as row_id
+                          from longshore.ready r
+                         where r.id = i.id
+                           and r.held
+                         limit 1
+                           for update) as w))
+      returning *),
+    requeued as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags, grp, flow)
+      select d.id, greatest(j.run_at, longshore.clock()), longshore.clock(), d.timeout_ms, d.lease_no, d.priority,
+             d.attempt, d.max_attempts, d.interruptions, d.keyed, d.kind, d.queue, d.flags, d.grp, d.flow
+        from deleted d
+       cross join lateral (
+               select run_at
+                 from longshore.jobs
+                where id = d.id
+                limit 1) as j
+      returning run_at, priority, queue, grp),",
+    add_turns!("requeued"),
+    "
+    select distinct queue
+      from requeued
+     where run_at <= longshore.clock()"
+);
+
+/// Lets held jobs start.
+async fn release(tx: &mut Tx<'_>, ids: &[Uuid], followed: &mut Followed) -> Sql<()> {
+    if !ids.is_empty() {
+        let queues: Vec<String> =
+            sqlx::query_scalar(tx.sql(RELEASE)).bind(ids).fetch_all(&mut *tx.connection).await?;
+        followed.queues.extend(queues);
+    }
+    Ok(())
+}
+
+/// Ends waiting jobs as cancelled, whatever they wait for. They do not count as failures.
+const END_WAITING: &str = "
+    with deleted as (
+      delete from longshore.ready
+       where ctid = any(array(
+               select w.row_id
+                 from unnest((select $1::uuid[])) as i(id)
+                cross join lateral (
+                        select r.ctid as row_id
+                          from longshore.ready r
+                         where r.id = i.id
+                         limit 1
+                           for update) as w))
+      returning *),
+    finished_jobs as (
+      insert into longshore.finished
+             (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error, flow, skipped)
+      select d.id, longshore.clock(), d.lease_no, 'cancelled', d.attempt, d.max_attempts, d.interruptions, i.reason,
+             d.flow, true
+        from deleted d
+        join unnest((select $1::uuid[]), (select $2::text[])) as i(id, reason) using (id)),
+    deleted_keys as (
+      delete from longshore.keys
+       where job = any(array(select id from deleted where keyed))),
+    tallied as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), count(*), count(*), 'cancelled', 0, queue, kind
+        from deleted
+       group by queue, kind),
+    noted_ends as (
+      insert into longshore.flow_changes (flow, job, succeeded, failure)
+      select flow, id, false, false
+        from deleted
+       where flow is not null)
+    select count(*) from deleted";
+
+async fn end_waiting(tx: &mut Tx<'_>, ids: &[Uuid], reasons: &[String]) -> Sql<u64> {
+    if ids.is_empty() {
+        return Ok(0);
+    }
+    let query = sqlx::query_scalar::<_, i64>(tx.sql(END_WAITING)).bind(ids).bind(reasons);
+    Ok(query.fetch_one(&mut *tx.connection).await?.unsigned_abs())
+}
+
+const STORE_COUNTS: &str = "
+    update longshore.flows f
+       set open = i.open,
+           failed = i.failed,
+           ended_at = case when not i.has_ended then null else coalesce(f.ended_at, longshore.clock()) end
+      from unnest((select $1::uuid[]), (select $2::int8[]), (select $3::int8[]), (select $4::bool[]))
+        as i(id, open, failed, has_ended)
+     where f.id = i.id";
+
+/// The end of a flow of children is an event, which their parent may wait for.
+const EMIT_END: &str = "
+    insert into longshore.events (name, emitted_at, payload)
+    select name, longshore.clock(), 'null'
+      from unnest((select $1::text[])) as i(name)
+        on conflict (name) do update
+       set emitted_at = excluded.emitted_at,
+           fresh = true";
+
+const FORGET_END: &str = "
+    delete from longshore.events
+     where name = any($1)";
+
+/// Stores the numbers of the flows, and follows the ends of the flows themselves.
+async fn store_turns(
+    tx: &mut Tx<'_>,
+    flows: &mut BTreeMap<Uuid, LockedFlow>,
+    followed: &mut Followed,
+    advanced: &mut Advanced,
+) -> Sql<()> {
+    let (mut parents, mut emitted, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
+    for (id, flow) in flows.iter_mut() {
+        let event = flow.is_owned.then(|| flow_event(FlowId(*id)));
+        match flow.counts.turn() {
+            FlowTurn::Stays => continue,
+            FlowTurn::Ends(end) => {
+                flow.counts.has_ended = true;
+                parents.push((*id, Some(end)));
+                emitted.extend(event);
+                advanced.ended.push(FlowRecord::status(flow.counts.failed, flow.counts.is_cancelled, true));
+            }
+            FlowTurn::Reopens => {
+                flow.counts.has_ended = false;
+                parents.push((*id, None));
+                forgotten.extend(event);
+            }
+        }
+    }
+    let counts = || flows.values().map(|flow| flow.counts);
+    sqlx::query(tx.sql(STORE_COUNTS))
+        .bind(flows.keys().copied().collect::<Vec<_>>())
+        .bind(counts().map(|counts| counts.open).collect::<Vec<_>>())
+        .bind(counts().map(|counts| counts.failed).collect::<Vec<_>>())
+        .bind(counts().map(|counts| counts.has_ended).collect::<Vec<_>>())
+        .execute(&mut *tx.connection)
+        .await?;
+    if !emitted.is_empty() {
+        sqlx::query(tx.sql(EMIT_END)).bind(emitted).execute(&mut *tx.connection).await?;
+        advanced.emitted = true;
+    }
+    if !forgotten.is_empty() {
+        sqlx::query(tx.sql(FORGET_END)).bind(forgotten).execute(&mut *tx.connection).await?;
+    }
+    // At most 32 flows with a hundred callbacks each, which is not much more than one step closes. A
+    // callback that is left would wait forever, so none is.
+    while !parents.is_empty() && !follow_parents(tx, &parents, flows, followed).await? {}
+    Ok(())
+}
+
+const DELETE_CHANGES: &str = "
+    delete from longshore.flow_changes
+     where id = any($1)";
+
+async fn delete_changes(tx: &mut Tx<'_>, rows: &[i64]) -> Sql<()> {
+    sqlx::query(tx.sql(DELETE_CHANGES)).bind(rows).execute(&mut *tx.connection).await?;
+    Ok(())
+}
+
+/// Flags a flow that has not ended. A cancel is complete when its walk has ended.
+const FLAG_CANCELLED: &str = "
+    update longshore.flows
+       set cancelled = true,
+           cancelling = true
+     where id = $1
+       and ended_at is null
+       and not cancelled";
+
+pub(super) async fn flag_cancelled(tx: &mut Tx<'_>, flow: FlowId) -> Sql<bool> {
+    let flagged = sqlx::query(tx.sql(FLAG_CANCELLED)).bind(flow.0).execute(&mut *tx.connection).await?;
+    Ok(flagged.rows_affected() > 0)
+}
+
+const MEMBER_PAGE: &str = "
+    select id
+      from longshore.jobs
+     where flow = $1
+       and ($2::uuid is null or id > $2)
+     order by id
+     limit $3";
+
+const REQUEST_STOP: &str = "
+    update longshore.running
+       set cancel_requested = true
+     where id = any($1)
+       and not cancel_requested
+    returning worker";
+
+const ARE_ALL_CANCELLED: &str = "
+    select not exists (select 1 from longshore.ready where id = any($1))
+       and not exists (select 1 from longshore.running where id = any($1) and not cancel_requested)";
+
+/// Ends the walk, and lets `advance` look at the flow: it may have no open member.
+const END_WALK: &str = "
+    with ended as (
+      update longshore.flows
+         set cancelling = false
+       where id = $1
+      returning id)
+    insert into longshore.flow_changes (flow)
+    select id from ended";
+
+/// How often a page of members is read again, if one of them moved between the tables.
+const MAX_ROUNDS: usize = 5;
+
+pub(super) async fn cancel_members(
+    tx: &mut Tx<'_>,
+    flow: FlowId,
+    after: Option<JobId>,
+    limit: u32,
+) -> Sql<CancelledMembers> {
+    let page: Vec<Uuid> = sqlx::query_scalar(tx.sql(MEMBER_PAGE))
+        .bind(flow.0)
+        .bind(after.map(|id| id.0))
+        .bind(i64::from(limit))
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let mut done = CancelledMembers::default();
+    let reasons = vec![FLOW_CANCELLED.to_owned(); page.len()];
+    for _ in 0..MAX_ROUNDS {
+        let workers: Vec<Uuid> =
+            sqlx::query_scalar(tx.sql(REQUEST_STOP)).bind(&page).fetch_all(&mut *tx.connection).await?;
+        done.requested += workers.len() as u64;
+        done.workers.extend(workers.into_iter().map(WorkerId));
+        done.cancelled += end_waiting(tx, &page, &reasons).await?;
+        if sqlx::query_scalar(tx.sql(ARE_ALL_CANCELLED)).bind(&page).fetch_one(&mut *tx.connection).await? {
+            break;
+        }
+    }
+    done.next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
+    if done.next.is_none() {
+        sqlx::query(tx.sql(END_WALK)).bind(flow.0).execute(&mut *tx.connection).await?;
+    }
+    Ok(done)
+}
+
+const FLOWS_TO_CANCEL: &str = "
+    select id
+      from longshore.flows
+     where cancelling
+     union
+    select id
+      from longshore.flows
+     where deadline <= longshore.clock()
+       and ended_at is null
+       and not cancelled
+     limit $1";
+
+pub(super) async fn flows_to_cancel(tx: &mut Tx<'_>, limit: u32) -> Sql<Vec<FlowId>> {
+    let query = sqlx::query_scalar::<_, Uuid>(tx.sql(FLOWS_TO_CANCEL)).bind(i64::from(limit));
+    Ok(query.fetch_all(&mut *tx.connection).await?.into_iter().map(FlowId).collect())
+}
+
+const LOCK_FOR_RETRY: &str = "
+    select owned, exists (select 1 from longshore.flow_changes c where c.flow = f.id)
+      from longshore.flows f
+     where id = $1
+       for no key update";
+
+/// The finished ones of a page of members that did not succeed, or of callbacks that were skipped.
+const CANDIDATES: &str = "
+    select f.id
+      from unnest((select $1::uuid[])) as i(id)
+     cross join lateral (
+             select f.id
+               from longshore.finished f
+              where f.id = i.id
+                and f.outcome <> 'succeeded'
+                and f.finished_at <= $2
+                and (f.flow is not null or f.skipped)
+              limit 1) as f";
+
+const LINKS_OF_CANDIDATES: &str = "
+    select child, parent, met
+      from longshore.links
+     where child = any($1)";
+
+const CALLBACKS: &str = "
+    select child
+      from longshore.links
+     where parent = $1";
+
+const REOPEN_MEMBERS: &str = concat!(
+    "
+    with deleted as (
+      delete from longshore.finished
+       where id = any((select $1::uuid[])::uuid[])
+      returning id, lease_no, outcome, flow, skipped),
+    tallied as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), 0, -count(*), d.outcome, 0, j.queue, j.kind
+        from deleted d
+        join longshore.jobs j on j.id = d.id
+       group by d.outcome, j.queue, j.kind),
+    requeued as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags, grp, flow, held)
+      select d.id, case when i.held then '9999-12-31 23:59:59+00' else longshore.clock() end,
+             longshore.clock(), j.timeout_ms, d.lease_no, j.priority, 0, j.max_attempts,
+             0, false, j.kind, j.queue, j.flags, j.grp, j.flow, nullif(i.held, false)
+        from deleted d
+        join unnest((select $1::uuid[]), (select $2::bool[])) as i(id, held) using (id)
+        join longshore.jobs j on j.id = d.id
+      returning run_at, priority, queue, grp),",
+    add_turns!("requeued"),
+    ",
+    opened as (
+      update longshore.links
+         set met = null
+       where parent = any((select $1::uuid[])::uuid[])
+         and met is not null)
+    select (select count(*) from deleted where flow is not null),
+           (select count(*) from deleted where flow is not null and skipped is not true),
+           array(select distinct queue from requeued where run_at <= longshore.clock())"
+);
+
+/// A flow that is retried is no longer cancelled and has not ended.
+const REOPEN_FLOW: &str = "
+    update longshore.flows
+       set open = open + $2,
+           failed = failed - $3,
+           cancelled = false,
+           cancelling = false,
+           deadline = case when deadline > longshore.clock() then deadline end,
+           ended_at = case when open + $2 > 0 then null else ended_at end
+     where id = $1";
+
+const OPEN_LINKS: &str = "
+    update longshore.links
+       set met = null
+     where parent = $1
+       and met is not null";
+
+pub(super) async fn retry_members(
+    tx: &mut Tx<'_>,
+    flow: FlowId,
+    before: DateTime<Utc>,
+    after: Option<JobId>,
+    limit: u32,
+) -> Sql<RetriedMembers> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(Duration::from_secs(2)).await?;
+    let locked: Option<(bool, bool)> =
+        sqlx::query_as(tx.sql(LOCK_FOR_RETRY)).bind(flow.0).fetch_optional(&mut *tx.connection).await?;
+    let Some((is_owned, has_changes)) = locked else { return Ok(RetriedMembers::default()) };
+    if has_changes {
+        return Ok(RetriedMembers { advance_first: true, ..RetriedMembers::default() });
+    }
+    let page: Vec<Uuid> = sqlx::query_scalar(tx.sql(MEMBER_PAGE))
+        .bind(flow.0)
+        .bind(after.map(|id| id.0))
+        .bind(i64::from(limit))
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
+    let reopened = flow::reopen(&candidates(tx, &page, before).await?);
+    let (members, failures, mut queues) = reopen_members(tx, &reopened).await?;
+    sqlx::query(tx.sql(REOPEN_FLOW))
+        .bind(flow.0)
+        .bind(members)
+        .bind(failures)
+        .execute(&mut *tx.connection)
+        .await?;
+    if members > 0 {
+        // The flow has not ended any more, so callbacks that were skipped wait again.
+        sqlx::query(tx.sql(OPEN_LINKS)).bind(flow.0).execute(&mut *tx.connection).await?;
+        let callbacks: Vec<Uuid> =
+            sqlx::query_scalar(tx.sql(CALLBACKS)).bind(flow.0).fetch_all(&mut *tx.connection).await?;
+        let held = flow::reopen(&candidates(tx, &callbacks, before).await?);
+        queues.extend(reopen_members(tx, &held).await?.2);
+        if is_owned {
+            let events = vec![flow_event(flow)];
+            sqlx::query(tx.sql(FORGET_END)).bind(events).execute(&mut *tx.connection).await?;
+        }
+    }
+    transaction.commit().await?;
+    Ok(RetriedMembers { reopened: members as u64, queues, next, advance_first: false })
+}
+
+async fn candidates(tx: &mut Tx<'_>, ids: &[Uuid], before: DateTime<Utc>) -> Sql<Vec<Candidate>> {
+    let found: Vec<Uuid> =
+        sqlx::query_scalar(tx.sql(CANDIDATES)).bind(ids).bind(before).fetch_all(&mut *tx.connection).await?;
+    let mut links = BTreeMap::<Uuid, Vec<ParentLink>>::new();
+    for row in sqlx::query(tx.sql(LINKS_OF_CANDIDATES)).bind(&found).fetch_all(&mut *tx.connection).await? {
+        let link = ParentLink { parent: row.try_get(1)?, met: row.try_get(2)? };
+        links.entry(row.try_get(0)?).or_default().push(link);
+    }
+    let candidate = |job| Candidate { job, links: links.remove(&job).unwrap_or_default() };
+    Ok(found.into_iter().map(candidate).collect())
+}
+
+/// Returns how many members of the flow were reopened, how many of them counted as failures, and the
+/// queues of those that are due.
+async fn reopen_members(tx: &mut Tx<'_>, reopened: &[Reopened]) -> Sql<(i64, i64, Vec<String>)> {
+    if reopened.is_empty() {
+        return Ok((0, 0, Vec::new()));
+    }
+    let row = sqlx::query(tx.sql(REOPEN_MEMBERS))
+        .bind(reopened.iter().map(|reopened| reopened.job).collect::<Vec<_>>())
+        .bind(reopened.iter().map(|reopened| reopened.is_held).collect::<Vec<_>>())
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
+}
+
+/// Removes flows that ended some time ago and have no members left.
+const REMOVE_FLOWS: &str = "
+    with deleted as (
+      delete from longshore.flows
+       where id = any(array(
+               select f.id
+                 from longshore.flows f
+                where f.ended_at < longshore.clock() - interval '1 millisecond' * $1::int8
+                  and not exists (select 1 from longshore.jobs j where j.flow = f.id)
+                order by f.ended_at
+                limit $2
+                  for update skip locked))
+      returning id),
+    deleted_links as (
+      delete from longshore.links
+       where parent = any(array(select id from deleted)))
+    select count(*) from deleted";
+
+pub(super) async fn remove_flows(tx: &mut Tx<'_>, policy: &Retention, limit: u32) -> Sql<u64> {
+    let Some(shortest) = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min() else {
+        return Ok(0);
+    };
+    let query =
+        sqlx::query_scalar::<_, i64>(tx.sql(REMOVE_FLOWS)).bind(millis(shortest)).bind(i64::from(limit));
+    Ok(query.fetch_one(&mut *tx.connection).await?.unsigned_abs())
+}

@@ -1,0 +1,182 @@
+//! Flows from inside a handler: the results of the tasks that it waited for, and children that it
+//! spawns and joins.
+
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::context::Context;
+use super::handler::{Failure, without_values};
+use super::steps::encode;
+use crate::enqueue::NewJob;
+use crate::error::Error;
+use crate::job::{FlowId, JobId, Outcome};
+use crate::job_metrics::count_replayed_step;
+use crate::store::{NewChildren, ParentRecord, Spawned, StepState, flow_event};
+
+impl<S: Send + Sync> Context<S> {
+    /// The result of a task of the flow that this one waited for.
+    ///
+    /// ```
+    /// # use longshore::{Context, Failure};
+    /// async fn parse(_: (), ctx: Context) -> Result<(), Failure> {
+    ///     let rows: Vec<String> = ctx.input("fetch").await?;
+    ///     println!("{} rows", rows.len());
+    ///     Ok(())
+    /// }
+    /// ```
+    pub async fn input<T: DeserializeOwned>(&self, task: &str) -> Result<T, Failure> {
+        let parents = self.client().parents(self.id()).await?;
+        let Some(parent) = parents.iter().find(|parent| parent.task.as_deref() == Some(task)) else {
+            let names: Vec<String> = parents
+                .iter()
+                .filter_map(|parent| parent.task.as_ref())
+                .map(|name| format!("`{name}`"))
+                .collect();
+            let known = match names.is_empty() {
+                true => "it waits for no other task".to_owned(),
+                false => format!("it waits for {}", names.join(", ")),
+            };
+            return Err(Failure::permanent(format!(
+                "input `{task}`: this job does not wait for a task of this name; {known}"
+            )));
+        };
+        result_of(task, parent)
+    }
+
+    /// The results of all tasks that this one waited for, of those that succeeded, with their names.
+    pub async fn inputs<T: DeserializeOwned>(&self) -> Result<Vec<(String, T)>, Failure> {
+        let parents = self.client().parents(self.id()).await?;
+        let succeeded = parents.into_iter().filter(|parent| parent.outcome == Some(Outcome::Succeeded));
+        let named = succeeded.map(|parent| {
+            let name = parent.task.clone().unwrap_or_else(|| parent.id.to_string());
+            let result = result_of(&name, &parent)?;
+            Ok((name, result))
+        });
+        named.collect()
+    }
+
+    /// Enqueues children of this job, up to 10,000 per call, once: the name is that of a durable
+    /// [step](Self::step). They start at once. [`join`](Self::join) waits for them.
+    ///
+    /// ```
+    /// # use longshore::{Context, Failure, NewJob};
+    /// async fn ship(parcels: u32, ctx: Context) -> Result<(), Failure> {
+    ///     ctx.spawn("parcels", (1..=parcels).map(|n| NewJob::new("ship_parcel", &n))).await?;
+    ///     let labels: Vec<String> = ctx.join("all shipped").await?.results()?;
+    ///     println!("{} labels", labels.len());
+    ///     Ok(())
+    /// }
+    /// ```
+    pub async fn spawn(
+        &self,
+        name: &str,
+        jobs: impl IntoIterator<Item = impl Into<NewJob>>,
+    ) -> Result<(), Failure> {
+        let jobs: Vec<NewJob> = jobs.into_iter().map(Into::into).collect();
+        let _active = self.journal().suspension.activate();
+        match self.journaled("spawn", name, name).await? {
+            Some(StepState::Done(_)) => {
+                count_replayed_step();
+                return Ok(());
+            }
+            Some(StepState::Waiting { .. }) => {
+                return Err(Failure::permanent(format!(
+                    "spawn `{name}`: an earlier version of this job waited under this name; use another name"
+                )));
+            }
+            None => {}
+        }
+        let value = encode(name, &serde_json::json!({ "spawned": jobs.len() }))?;
+        self.journal().check_size(name, &value)?;
+        let children = NewChildren {
+            lease: self.job().lease(),
+            kind: self.job().kind().to_owned(),
+            step: name.to_owned(),
+            value,
+            members: Vec::new(),
+        };
+        let refused = |error: Error| match error.is_invalid() {
+            true => Failure::permanent(format!("spawn `{name}`: {error}")),
+            false => error.into(),
+        };
+        match self.client().spawn_children(children, jobs).await.map_err(refused)? {
+            Spawned::Stored => {
+                self.journal().mark_progress();
+                Ok(())
+            }
+            Spawned::LeaseLost => Err(self.lease_lost().into()),
+            Spawned::Cancelled => {
+                Err(Failure::permanent(format!("spawn `{name}`: the children of this job were cancelled")))
+            }
+            Spawned::Full => Err(Failure::permanent(format!(
+                "spawn `{name}`: the job would have more than a million children; spawn children that spawn others"
+            ))),
+        }
+    }
+
+    /// Waits until all children that this job has [spawned](Self::spawn) have ended, without a worker,
+    /// like [`sleep`](Self::sleep). Returns how they ended.
+    pub async fn join(&self, name: &str) -> Result<Children, Failure> {
+        let flow = FlowId(self.id().0);
+        let active = self.journal().suspension.activate();
+        if let Some(StepState::Done(_)) = self.journaled("join", name, name).await? {
+            count_replayed_step();
+            return self.children(flow).await;
+        }
+        let Some(record) = self.client().store().flow(flow).await? else {
+            return Err(Failure::permanent(format!(
+                "join `{name}`: this job has no children; a job can join only those that it has spawned itself"
+            )));
+        };
+        if record.ended_at.is_none() {
+            self.suspend(active, name, name, None, vec![flow_event(flow)]).await?;
+        }
+        self.save_step(name, RawValue::NULL.to_owned()).await?;
+        self.children(flow).await
+    }
+
+    async fn children(&self, flow: FlowId) -> Result<Children, Failure> {
+        Ok(Children { all: self.client().flow_results(flow).await? })
+    }
+}
+
+fn result_of<T: DeserializeOwned>(name: &str, parent: &ParentRecord) -> Result<T, Failure> {
+    if parent.outcome != Some(Outcome::Succeeded) {
+        let outcome = parent.outcome.map_or("not ended", Outcome::as_str);
+        return Err(Failure::permanent(format!("`{name}` has no result: its outcome is {outcome}")));
+    }
+    let result = parent.result.as_deref().unwrap_or(RawValue::NULL);
+    serde_json::from_str(result.get()).map_err(|error| {
+        let why = without_values(&error.to_string());
+        Failure::permanent(format!("the result of `{name}` does not fit the type: {why}"))
+    })
+}
+
+/// The children of a job, all of which have ended. See [`Context::join`].
+#[derive(Clone, Debug)]
+pub struct Children {
+    all: Vec<ParentRecord>,
+}
+
+impl Children {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Those that did not succeed.
+    pub fn failed(&self) -> impl Iterator<Item = JobId> {
+        self.all.iter().filter(|child| child.outcome != Some(Outcome::Succeeded)).map(|child| child.id)
+    }
+
+    /// The results of all children, in the order in which they were created. An error if one of
+    /// them did not succeed.
+    pub fn results<T: DeserializeOwned>(&self) -> Result<Vec<T>, Failure> {
+        self.all.iter().map(|child| result_of(&child.id.to_string(), child)).collect()
+    }
+}
