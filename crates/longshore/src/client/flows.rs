@@ -1,6 +1,7 @@
 //! Flows: enqueuing them, following the ends of their members, and operators' commands on them.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use serde::Serialize;
@@ -294,6 +295,12 @@ fn members(task: Option<&str>, jobs: impl IntoIterator<Item = impl Into<NewJob>>
 
 #[doc(hidden)]
 impl Client {
+    /// Keeps this client from following changes of flows until the guard is dropped, so that a test can
+    /// do it step by step.
+    pub async fn hold_advances(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        self.advancer.lock.clone().lock_owned().await
+    }
+
     /// Follows the changes of flows until there are none. Returns how many steps that took.
     pub async fn advance_flows(&self) -> Result<usize> {
         // Another task of this client may be at it. Its changes are stored when it has finished.
@@ -425,5 +432,5 @@ const AGAIN: u8 = 2;
 #[derive(Debug, Default)]
 pub(crate) struct Advancer {
     state: AtomicU8,
-    lock: tokio::sync::Mutex<()>,
+    lock: Arc<tokio::sync::Mutex<()>>,
 }

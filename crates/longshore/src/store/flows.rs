@@ -41,6 +41,24 @@ impl NewFlow {
     }
 }
 
+#[doc(hidden)]
+impl NewFlow {
+    /// The ids of the members.
+    pub fn member_ids(&self) -> impl Iterator<Item = JobId> {
+        self.members.iter().map(|member| member.job.id)
+    }
+
+    /// The ids of the callbacks.
+    pub fn callback_ids(&self) -> impl Iterator<Item = JobId> {
+        self.callbacks.iter().map(|job| job.id)
+    }
+
+    /// The links: parent, child and condition.
+    pub fn link_ids(&self) -> impl Iterator<Item = (Uuid, JobId, Condition)> {
+        self.links.iter().map(|link| (link.parent, link.child, link.condition))
+    }
+}
+
 /// A job to store as a member of a flow.
 #[derive(Clone, Debug)]
 pub struct NewMember {

@@ -1,12 +1,15 @@
 //! Flows from inside a handler: the results of the tasks that it waited for, and children that it
 //! spawns and joins.
 
+use std::collections::BTreeSet;
+
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::context::Context;
 use super::handler::{Failure, without_values};
-use super::steps::encode;
+use super::steps::{decode, encode};
 use crate::enqueue::NewJob;
 use crate::error::Error;
 use crate::job::{FlowId, JobId, Outcome};
@@ -119,9 +122,12 @@ impl<S: Send + Sync> Context<S> {
     pub async fn join(&self, name: &str) -> Result<Children, Failure> {
         let flow = FlowId(self.id().0);
         let active = self.journal().suspension.activate();
-        if let Some(StepState::Done(_)) = self.journaled("join", name, name).await? {
+        if let Some(StepState::Done(joined)) = self.journaled("join", name, name).await? {
             count_replayed_step();
-            return self.children(flow).await;
+            let Joined { spawned } = decode(name, &joined)?;
+            let mut children = self.client().flow_results(flow).await?;
+            children.retain(|child| child.task.as_ref().is_some_and(|task| spawned.contains(task)));
+            return Ok(Children { all: children });
         }
         let Some(record) = self.client().store().flow(flow).await? else {
             return Err(Failure::permanent(format!(
@@ -131,13 +137,18 @@ impl<S: Send + Sync> Context<S> {
         if record.ended_at.is_none() {
             self.suspend(active, name, name, None, vec![flow_event(flow)]).await?;
         }
-        self.save_step(name, RawValue::NULL.to_owned()).await?;
-        self.children(flow).await
+        let all = self.client().flow_results(flow).await?;
+        let spawned = all.iter().filter_map(|child| child.task.clone()).collect();
+        self.save_step(name, encode(name, &Joined { spawned })?).await?;
+        Ok(Children { all })
     }
+}
 
-    async fn children(&self, flow: FlowId) -> Result<Children, Failure> {
-        Ok(Children { all: self.client().flow_results(flow).await? })
-    }
+/// What a join has waited for: the names of the spawns before it. A later attempt returns the same
+/// children, even if the job has spawned others since.
+#[derive(Serialize, Deserialize)]
+struct Joined {
+    spawned: BTreeSet<String>,
 }
 
 fn result_of<T: DeserializeOwned>(name: &str, parent: &ParentRecord) -> Result<T, Failure> {

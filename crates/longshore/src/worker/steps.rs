@@ -287,7 +287,7 @@ pub(super) fn encode(name: &str, value: &impl Serialize) -> Result<Box<RawValue>
     Ok(value)
 }
 
-fn decode<T: DeserializeOwned>(name: &str, value: &RawValue) -> Result<T, Failure> {
+pub(super) fn decode<T: DeserializeOwned>(name: &str, value: &RawValue) -> Result<T, Failure> {
     serde_json::from_str(value.get()).map_err(|error| {
         let why = without_values(&error.to_string());
         Failure::permanent(format!(

@@ -483,18 +483,20 @@ async fn store_turns(
 ) -> Sql<()> {
     let (mut parents, mut emitted, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
     for (id, flow) in flows.iter_mut() {
+        // A flow of children has the id of their job. Links from that id wait for the job, not for the
+        // flow.
         let event = flow.is_owned.then(|| flow_event(FlowId(*id)));
         match flow.counts.turn() {
             FlowTurn::Stays => continue,
             FlowTurn::Ends(end) => {
                 flow.counts.has_ended = true;
-                parents.push((*id, Some(end)));
+                parents.extend((!flow.is_owned).then_some((*id, Some(end))));
                 emitted.extend(event);
                 advanced.ended.push(FlowRecord::status(flow.counts.failed, flow.counts.is_cancelled, true));
             }
             FlowTurn::Reopens => {
                 flow.counts.has_ended = false;
-                parents.push((*id, None));
+                parents.extend((!flow.is_owned).then_some((*id, None)));
                 forgotten.extend(event);
             }
         }
@@ -695,7 +697,7 @@ const REOPEN_FLOW: &str = "
            cancelled = false,
            cancelling = false,
            deadline = case when deadline > longshore.clock() then deadline end,
-           ended_at = case when open + $2 > 0 then null else ended_at end
+           ended_at = null
      where id = $1";
 
 const OPEN_LINKS: &str = "
@@ -729,23 +731,20 @@ pub(super) async fn retry_members(
     let next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
     let reopened = flow::reopen(&candidates(tx, &page, before).await?);
     let (members, failures, mut queues) = reopen_members(tx, &reopened).await?;
-    sqlx::query(tx.sql(REOPEN_FLOW))
-        .bind(flow.0)
-        .bind(members)
-        .bind(failures)
-        .execute(&mut *tx.connection)
-        .await?;
     if members > 0 {
+        let reopen = sqlx::query(tx.sql(REOPEN_FLOW)).bind(flow.0).bind(members).bind(failures);
+        reopen.execute(&mut *tx.connection).await?;
+    }
+    if members > 0 && is_owned {
+        let events = vec![flow_event(flow)];
+        sqlx::query(tx.sql(FORGET_END)).bind(events).execute(&mut *tx.connection).await?;
+    } else if members > 0 {
         // The flow has not ended any more, so callbacks that were skipped wait again.
         sqlx::query(tx.sql(OPEN_LINKS)).bind(flow.0).execute(&mut *tx.connection).await?;
         let callbacks: Vec<Uuid> =
             sqlx::query_scalar(tx.sql(CALLBACKS)).bind(flow.0).fetch_all(&mut *tx.connection).await?;
         let held = flow::reopen(&candidates(tx, &callbacks, before).await?);
         queues.extend(reopen_members(tx, &held).await?.2);
-        if is_owned {
-            let events = vec![flow_event(flow)];
-            sqlx::query(tx.sql(FORGET_END)).bind(events).execute(&mut *tx.connection).await?;
-        }
     }
     transaction.commit().await?;
     Ok(RetriedMembers { reopened: members as u64, queues, next, advance_first: false })

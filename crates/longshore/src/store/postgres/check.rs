@@ -1,12 +1,13 @@
 //! The consistency check: every job is in exactly one table, keys belong to live
-//! jobs, steps and waits belong to jobs, and the tallies match the rows. Also the safe repairs, and the check whether commits
-//! are durable.
+//! jobs, steps and waits belong to jobs, and the tallies match the rows; `check_flows.rs` has the part about
+//! flows. Also the safe repairs, and the check whether commits are durable.
 
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::RequiredDurability;
+use super::check_flows::flow_problems;
 use super::run::MAX_LOCK_WAIT;
 use super::tx::{Sql, Tx};
 use crate::enqueue::Options;
@@ -194,6 +195,7 @@ pub(super) async fn check(tx: &mut Tx<'_>) -> Sql<CheckReport> {
         let found: Vec<String> = sqlx::query_scalar(tx.sql(check)).fetch_all(&mut *tx.connection).await?;
         report.problems.extend(found);
     }
+    report.problems.extend(flow_problems(tx).await?);
     report.problems.extend(unreadable_options(tx).await?);
     transaction.commit().await?;
     Ok(report)

@@ -37,6 +37,7 @@ use tx::Tx;
 
 mod advance;
 mod check;
+mod check_flows;
 mod claim;
 mod claim_groups;
 mod claim_sql;

@@ -360,12 +360,14 @@ fn store_turns(
     let now = tx.now()?;
     let mut parents = Vec::new();
     for (id, flow) in flows.iter_mut() {
+        // A flow of children has the id of their job. Links from that id wait for the job, not for the
+        // flow.
         let event = flow.is_owned.then(|| flow_event(FlowId(*id)));
         match flow.counts.turn() {
             FlowTurn::Stays => {}
             FlowTurn::Ends(end) => {
                 flow.counts.has_ended = true;
-                parents.push((*id, Some(end)));
+                parents.extend((!flow.is_owned).then_some((*id, Some(end))));
                 if let Some(event) = event {
                     tx.execute(EMIT_END, params![event, now])?;
                     advanced.emitted = true;
@@ -374,7 +376,7 @@ fn store_turns(
             }
             FlowTurn::Reopens => {
                 flow.counts.has_ended = false;
-                parents.push((*id, None));
+                parents.extend((!flow.is_owned).then_some((*id, None)));
                 if let Some(event) = event {
                     tx.execute(FORGET_END, [event])?;
                 }
@@ -493,7 +495,7 @@ pub(super) fn retry_members(
                cancelled = 0,
                cancelling = 0,
                deadline = case when deadline > ?4 then deadline end,
-               ended_at = case when open + ?2 > 0 then null else ended_at end
+               ended_at = null
          where id = ?1";
     const OPEN_LINKS: &str = "
         update links
@@ -515,16 +517,17 @@ pub(super) fn retry_members(
     let next = page.last().filter(|_| page.len() == limit as usize).copied();
     let reopened = flow::reopen(&candidates(tx, &page, before)?);
     let (members, failures, mut queues) = reopen_members(tx, &reopened)?;
-    tx.execute(REOPEN, params![id, members, failures, tx.now()?])?;
     if members > 0 {
+        tx.execute(REOPEN, params![id, members, failures, tx.now()?])?;
+    }
+    if members > 0 && is_owned {
+        tx.execute(FORGET_END, [flow_event(flow)])?;
+    } else if members > 0 {
         // The flow has not ended any more, so callbacks that were skipped wait again.
         tx.execute(OPEN_LINKS, [id])?;
         let callbacks = tx.rows(CALLBACKS, [id], |row| row.job(0))?;
         let held = flow::reopen(&candidates(tx, &callbacks, before)?);
         queues.extend(reopen_members(tx, &held)?.2);
-        if is_owned {
-            tx.execute(FORGET_END, [flow_event(flow)])?;
-        }
     }
     let queues = queues.into_iter().collect();
     Ok(RetriedMembers { reopened: members as u64, queues, next, advance_first: false })

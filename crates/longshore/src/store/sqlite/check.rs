@@ -1,9 +1,10 @@
 //! The consistency check: every job is in exactly one table, keys belong to live
-//! jobs, steps and waits belong to jobs, and the tallies match the rows. Also the safe repairs, and the check whether commits
-//! are durable.
+//! jobs, steps and waits belong to jobs, and the tallies match the rows; `check_flows.rs` has the part about
+//! flows. Also the safe repairs, and the check whether commits are durable.
 
 use rusqlite::params;
 
+use super::check_flows::flow_problems;
 use super::events::oldest_kept;
 use super::retain::delete_rows;
 use super::settle::tally;
@@ -252,6 +253,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             row.get::<_, String>(1)?
         ))
     })?);
+    problems.extend(flow_problems(tx)?);
     problems.extend(unreadable_options(tx)?);
     Ok(CheckReport { jobs: jobs.unsigned_abs(), problems })
 }

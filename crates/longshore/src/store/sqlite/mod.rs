@@ -32,6 +32,7 @@ use tx::Tx;
 
 mod advance;
 mod check;
+mod check_flows;
 mod claim;
 mod claim_groups;
 mod engine;
