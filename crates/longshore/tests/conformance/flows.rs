@@ -283,8 +283,8 @@ async fn an_end_that_nobody_followed_is_followed_by_upkeep(fixture: Fixture) {
     // The process dies after the settle: another one has to follow it.
     let report = Report { claimed: &claimed, ending: done(), follow_ups: Vec::new(), has_progressed: false };
     let lonely = fixture.second_client().await;
+    let _dead = lonely.hold_advances().await;
     lonely.settle(vec![report]).await.expect("settle");
-    drop(lonely);
     fixture.do_pending().await.expect("do_pending");
     assert_eq!(kinds(&fixture.claim(worker, 9).await), ["b"]);
     assert_eq!(record(&fixture, flow).await.open, 1);

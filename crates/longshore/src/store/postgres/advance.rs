@@ -82,6 +82,10 @@ pub(super) async fn pending(tx: &mut Tx<'_>) -> Sql<Pending> {
 const HAS_CHANGES: &str = "
     select exists (select 1 from longshore.flow_changes)";
 
+async fn has_changes(tx: &mut Tx<'_>) -> Sql<bool> {
+    Ok(sqlx::query_scalar(tx.sql(HAS_CHANGES)).fetch_one(&mut *tx.connection).await?)
+}
+
 /// Locks up to 32 flows with changes, of the first 256. Flows that others have locked are skipped:
 /// whoever has locked one looks again after its commit.
 const LOCK_CHANGED: &str = "
@@ -131,7 +135,7 @@ const MAX_CLOSED: usize = 2000;
 
 pub(super) async fn advance(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
     // Almost always there is nothing to do, and no transaction is needed.
-    if !sqlx::query_scalar(tx.sql(HAS_CHANGES)).fetch_one(&mut *tx.connection).await? {
+    if !has_changes(tx).await? {
         return Ok(Advanced::default());
     }
     let mut transaction = tx.begin().await?;
@@ -553,6 +557,12 @@ const MEMBER_PAGE: &str = "
      order by id
      limit $3";
 
+async fn member_page(tx: &mut Tx<'_>, flow: FlowId, after: Option<JobId>, limit: u32) -> Sql<Vec<Uuid>> {
+    let query = sqlx::query_scalar(tx.sql(MEMBER_PAGE));
+    let query = query.bind(flow.0).bind(after.map(|id| id.0)).bind(i64::from(limit));
+    Ok(query.fetch_all(&mut *tx.connection).await?)
+}
+
 const REQUEST_STOP: &str = "
     update longshore.running
        set cancel_requested = true
@@ -583,12 +593,7 @@ pub(super) async fn cancel_members(
     after: Option<JobId>,
     limit: u32,
 ) -> Sql<CancelledMembers> {
-    let page: Vec<Uuid> = sqlx::query_scalar(tx.sql(MEMBER_PAGE))
-        .bind(flow.0)
-        .bind(after.map(|id| id.0))
-        .bind(i64::from(limit))
-        .fetch_all(&mut *tx.connection)
-        .await?;
+    let page = member_page(tx, flow, after, limit).await?;
     let mut done = CancelledMembers::default();
     let reasons = vec![FLOW_CANCELLED.to_owned(); page.len()];
     for _ in 0..MAX_ROUNDS {
@@ -722,12 +727,7 @@ pub(super) async fn retry_members(
     if has_changes {
         return Ok(RetriedMembers { advance_first: true, ..RetriedMembers::default() });
     }
-    let page: Vec<Uuid> = sqlx::query_scalar(tx.sql(MEMBER_PAGE))
-        .bind(flow.0)
-        .bind(after.map(|id| id.0))
-        .bind(i64::from(limit))
-        .fetch_all(&mut *tx.connection)
-        .await?;
+    let page = member_page(tx, flow, after, limit).await?;
     let next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
     let reopened = flow::reopen(&candidates(tx, &page, before).await?);
     let (members, failures, mut queues) = reopen_members(tx, &reopened).await?;

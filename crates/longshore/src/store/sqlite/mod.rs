@@ -131,19 +131,19 @@ fn location(url: &str) -> Result<Location> {
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
 impl crate::client::CallerTransaction for &Connection {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        check_engine(store)?;
+        own_engine(store)?;
         Ok(enqueue::enqueue_in(&Tx::new(self), jobs)?)
     }
 
     async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow> {
-        check_engine(store)?;
+        own_engine(store)?;
         Ok(flows::put_flow(&Tx::new(self), flow)?)
     }
 }
 
-fn check_engine(store: &dyn Store) -> Result<()> {
+fn own_engine(store: &dyn Store) -> Result<&SqliteStore> {
     let any: &dyn std::any::Any = store;
-    any.downcast_ref::<SqliteStore>().map(drop).ok_or_else(|| {
+    any.downcast_ref::<SqliteStore>().ok_or_else(|| {
         Error::invalid(
             "transaction",
             "transaction: this is an SQLite transaction, but the client uses another engine",
