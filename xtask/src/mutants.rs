@@ -25,6 +25,7 @@ use std::{
 };
 
 mod api;
+mod flows;
 mod groups;
 mod postgres;
 mod rules;
@@ -62,6 +63,7 @@ fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
         sqlite::MUTANTS,
         steps::MUTANTS,
         groups::MUTANTS,
+        flows::MUTANTS,
         api::MUTANTS,
     ]
     .into_iter()

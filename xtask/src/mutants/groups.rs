@@ -103,6 +103,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["groups::postgres::a_large_group_does_not_delay_a_small_one"],
     },
     Mutant {
+        // The prototype's bug: the turn that the enqueue relies on is deleted by a claim that cannot see the
+        // new job yet.
+        name: "groups, postgres: add no turn for a new job if its group has one",
+        file: POSTGRES_TURNS,
+        anchor: "macro_rules! add_turns {",
+        find: "where n.grp is not null",
+        replace: "where n.grp is not null
+         and not exists (select 1 from longshore.turns w where w.queue = n.queue and w.grp = n.grp)",
+        caught_by: &[
+            "groups::postgres_only::an_enqueue_in_an_open_transaction_is_found_after_its_group_was_drained",
+        ],
+    },
+    Mutant {
         name: "groups, postgres: add no turn when a job of a limited group ends",
         file: POSTGRES_TURNS,
         anchor: "macro_rules! add_turns_of_freed {",

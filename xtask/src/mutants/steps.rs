@@ -151,6 +151,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["races::postgres::an_event_and_the_suspensions_that_wait_for_it_never_miss_each_other"],
     },
     Mutant {
+        name: "postgres: deliver an event without the lock on its name",
+        file: POSTGRES_EVENTS,
+        anchor: "const LOCK_DELIVERED",
+        find: "pg_advisory_xact_lock(hashtextextended('longshore.events:' || name, 0))",
+        replace: "hashtextextended('longshore.events:' || name, 0)",
+        caught_by: &["races::postgres::an_event_and_the_suspensions_that_wait_for_it_never_miss_each_other"],
+    },
+    Mutant {
         name: "postgres: wake a job for a wait that an earlier lease left behind",
         file: POSTGRES_EVENTS,
         anchor: "const WAKE",
