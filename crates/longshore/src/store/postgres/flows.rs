@@ -144,11 +144,11 @@ pub(super) async fn add_members(tx: &mut Tx<'_>, flow: FlowId, members: &[NewMem
     if stored == ids.len() as i64 {
         return Ok(Added::Stored);
     }
-    if is_sealed {
-        return Ok(Added::Sealed);
-    }
     if is_cancelled {
         return Ok(Added::Cancelled);
+    }
+    if is_sealed {
+        return Ok(Added::Sealed);
     }
     if before as usize + members.len() > MAX_MEMBERS {
         return Ok(Added::Full);

@@ -88,11 +88,11 @@ pub(super) fn add_members(tx: &Tx<'_>, flow: FlowId, members: &[NewMember]) -> S
     if stored == members.len() {
         return Ok(Added::Stored);
     }
-    if is_sealed {
-        return Ok(Added::Sealed);
-    }
     if is_cancelled {
         return Ok(Added::Cancelled);
+    }
+    if is_sealed {
+        return Ok(Added::Sealed);
     }
     if before as usize + members.len() > MAX_MEMBERS {
         return Ok(Added::Full);
