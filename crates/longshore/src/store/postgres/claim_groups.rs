@@ -202,8 +202,13 @@ const TAKE_FROM_GROUPS: &str = concat!(
       returning *),",
     lease_taken!(
         "$7",
-        "(select s.gate from served s where s.queue = t.queue and s.grp = t.grp)",
-        ", t.queue, t.priority, t.interruptions, t.grp, (select s.gate from served s where s.queue = t.queue and s.grp = t.grp)"
+        // Only if a group has a limit: the lookup reads all groups for every job.
+        "case when (select bool_or(s.gate is not null) from served s) then (
+               select s.gate
+                 from served s
+                where s.grp = t.grp
+                  and s.queue = t.queue) end",
+        ", t.queue, t.priority, t.interruptions, t.grp"
     ),
 );
 
@@ -513,12 +518,18 @@ async fn take(
         .bind(request.worker.0);
     let query = bind_filter(query, request).bind(priority).bind(wanted as i64).bind(suspect);
     let rows = query.fetch_all(&mut *tx.connection).await?;
+    let gated: HashSet<(&str, &str)> = groups()
+        .zip(visited)
+        .filter(|(_, group)| group.visit.gate.max_running.is_some())
+        .map(|(locked, _)| (locked.queue.as_str(), locked.group.as_str()))
+        .collect();
     let mut reader = Reader::new(request.worker, page.now, None);
     for row in &rows {
         if let Some(id) = row.try_get::<Option<uuid::Uuid>, _>(1)? {
             let mut job = reader.read(row, JobId(id))?;
-            job.group = row.try_get::<Option<&str>, _>(14)?.map(Into::into);
-            job.gated = row.try_get::<Option<i32>, _>(15)?.is_some();
+            let group = row.try_get::<Option<&str>, _>(14)?;
+            job.gated = group.is_some_and(|group| gated.contains(&(&*job.queue, group)));
+            job.group = group.map(Into::into);
             jobs.push(job);
         }
     }
