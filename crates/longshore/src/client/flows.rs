@@ -379,6 +379,12 @@ impl Client {
 }
 
 impl Client {
+    /// Returns the flow whose end a waiting job waits for: that of a callback, or its own children.
+    #[cfg(feature = "api")]
+    pub(crate) async fn awaited_flow(&self, id: JobId) -> Result<Option<FlowId>> {
+        self.store.awaited_flow(id).await
+    }
+
     /// Stores children of a running job.
     #[cfg_attr(not(feature = "worker"), expect(dead_code, reason = "handlers spawn children"))]
     pub(crate) async fn spawn_children(

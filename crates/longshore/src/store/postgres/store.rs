@@ -296,6 +296,10 @@ impl Store for PostgresStore {
         self.run_read(id, |tx, id| Box::pin(flows::parents(tx, *id))).await
     }
 
+    async fn awaited_flow(&self, id: JobId) -> Result<Option<FlowId>> {
+        self.run_read(id, |tx, id| Box::pin(flows::awaited_flow(tx, *id))).await
+    }
+
     async fn results(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<ParentRecord>> {
         self.run_read((flow, after, limit), |tx, (flow, after, limit)| {
             Box::pin(flows::results(tx, *flow, *after, *limit))

@@ -284,6 +284,10 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| flows::parents(tx, id)).await
     }
 
+    async fn awaited_flow(&self, id: JobId) -> Result<Option<FlowId>> {
+        self.engine.read(move |tx| flows::awaited_flow(tx, id)).await
+    }
+
     async fn results(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<ParentRecord>> {
         self.engine.read(move |tx| flows::results(tx, flow, after, limit)).await
     }
