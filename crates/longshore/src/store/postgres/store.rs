@@ -351,10 +351,8 @@ impl Store for PostgresStore {
     }
 
     async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64> {
-        self.run((policy.clone(), limit), |tx, (policy, limit)| {
-            Box::pin(advance::remove_flows(tx, policy, *limit))
-        })
-        .await
+        self.run((*policy, limit), |tx, (policy, limit)| Box::pin(advance::remove_flows(tx, policy, *limit)))
+            .await
     }
 
     // ---- queues -----------------------------------------------------------

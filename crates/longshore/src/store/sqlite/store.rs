@@ -334,7 +334,7 @@ impl Store for SqliteStore {
     }
 
     async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64> {
-        let policy = policy.clone();
+        let policy = *policy;
         self.engine.write(move |tx| advance::remove_flows(tx, &policy, limit)).await
     }
 
