@@ -427,14 +427,27 @@ impl Client {
             let state = &client.advancer.state;
             loop {
                 state.store(RUNNING, Ordering::Release);
-                if let Err(error) = client.advance_flows().await {
-                    tracing::debug!(%error, "could not follow changes of flows now; upkeep tries again");
-                }
+                client.try_to_advance().await;
                 if state.compare_exchange(RUNNING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                     return;
                 }
             }
         });
+    }
+}
+
+impl Client {
+    /// Follows the changes that this client has stored, unless the task in the background has done so.
+    pub(super) async fn finish_advancing(&self) {
+        if self.advancer.state.load(Ordering::Acquire) != IDLE {
+            self.try_to_advance().await;
+        }
+    }
+
+    async fn try_to_advance(&self) {
+        if let Err(error) = self.advance_flows().await {
+            tracing::debug!(%error, "could not follow changes of flows now; upkeep tries again");
+        }
     }
 }
 
