@@ -387,6 +387,32 @@ pub(super) async fn parents(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<ParentRecord>
     rows.iter().map(parent_record).collect()
 }
 
+/// A callback is in no flow. A member's parent may have children of its own, and so be a flow as well.
+const AWAITED_FLOW: &str = "
+    select f.id
+      from longshore.jobs j
+      join longshore.links l on l.child = j.id
+      join longshore.flows f on f.id = l.parent
+     where j.id = $1
+       and j.flow is null
+       and l.met is null
+    union all
+    select job
+      from longshore.waits
+     where job = $1
+       and event = $2
+       and not woken
+     limit 1";
+
+pub(super) async fn awaited_flow(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<FlowId>> {
+    let found: Option<Uuid> = sqlx::query_scalar(tx.sql(AWAITED_FLOW))
+        .bind(id.0)
+        .bind(flow_event(FlowId(id.0)))
+        .fetch_optional(&mut *tx.connection)
+        .await?;
+    Ok(found.map(FlowId))
+}
+
 const CHILDREN: &str = "
     select j.id, j.task, f.outcome::text, f.result::text
       from (select id, task
