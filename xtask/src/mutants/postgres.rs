@@ -100,8 +100,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "postgres: keep the checkpoint of an edited payload",
         file: OPERATE,
         anchor: "const REWRITE",
-        find: "where $9::text is not null",
-        replace: "where $9::text is null",
+        find: "where $10::text is not null",
+        replace: "where $10::text is null",
         caught_by: &["operate::postgres::an_edited_payload_deletes_the_checkpoint"],
     },
     // ---- connections -----------------------------------------------------------

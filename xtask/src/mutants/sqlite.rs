@@ -312,8 +312,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "sqlite: count retention from the enqueue instead of the end",
         file: RETAIN,
         anchor: "fn retain_range(",
-        find: "               f.finished_at\n",
-        replace: "               j.created_at\n",
+        find: "               f.finished_at,\n",
+        replace: "               j.created_at,\n",
         caught_by: &["retention::sqlite::the_age_of_a_job_counts_from_its_end_and_not_from_its_enqueue"],
     },
     Mutant {

@@ -87,6 +87,7 @@ impl Fleet {
             threshold: ms(1500),
             sweep: ms(150),
             recovery_delay: ms(100),
+            max_interruptions: 3,
             grace: ms(500),
         };
         Fleet { config, folder, schema, processes: Vec::new(), client: None }
@@ -115,6 +116,15 @@ impl Fleet {
 
     pub(crate) fn client(&self) -> &Client {
         self.client.as_ref().unwrap()
+    }
+
+    /// A connection whose search path is the schema of this queue.
+    pub(crate) async fn connect(&self) -> sqlx::PgConnection {
+        let (database, schema) = self.schema.as_ref().unwrap();
+        let mut connection = sqlx::PgConnection::connect(database).await.unwrap();
+        let path = format!("set search_path = {schema}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(path)).execute(&mut connection).await.unwrap();
+        connection
     }
 
     // ---- processes -------------------------------------------------------

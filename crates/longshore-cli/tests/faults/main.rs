@@ -13,6 +13,7 @@ mod crash;
 mod cron;
 mod failover;
 mod fleet;
+mod flows;
 mod outage;
 mod pause;
 mod postgres_server;

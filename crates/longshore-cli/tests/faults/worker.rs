@@ -8,6 +8,7 @@
 //! | `ignore_stop` | waits, and ignores stops |
 //! | `block` | blocks its thread |
 //! | `poison` | aborts the process |
+//! | `durable` | does a step, waits for the event `go`, spawns three `noop` children, joins them, and does another step |
 //!
 //! The payload lists how many milliseconds each lease takes: with `[60000, 10]` the
 //! first takes a minute and the second 10 ms. The last number applies to all later
@@ -21,7 +22,7 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use longshore::store::Claimed;
 use longshore::worker::{Context, Failure, Hooks, RecoverySettings, Settings, Worker};
-use longshore::{Client, JobId};
+use longshore::{Client, JobId, NewJob};
 use serde::{Deserialize, Serialize};
 
 /// The variable with the configuration; if it is set, this program is a worker process.
@@ -42,6 +43,7 @@ pub(crate) struct WorkerConfig {
     pub(crate) threshold: Duration,
     pub(crate) sweep: Duration,
     pub(crate) recovery_delay: Duration,
+    pub(crate) max_interruptions: u16,
     pub(crate) grace: Duration,
 }
 
@@ -63,7 +65,11 @@ impl WorkerConfig {
             heartbeat_interval: self.heartbeat,
             stale_after: self.threshold,
             sweep_interval: self.sweep,
-            recovery: RecoverySettings { delay: self.recovery_delay, ..RecoverySettings::default() },
+            recovery: RecoverySettings {
+                delay: self.recovery_delay,
+                max_interruptions: self.max_interruptions,
+                ..RecoverySettings::default()
+            },
             shutdown_grace: self.grace,
             ..Settings::default()
         }
@@ -89,6 +95,8 @@ pub(crate) enum EventKind {
     Start,
     /// A handler received a stop for this reason.
     Stop(String),
+    /// The work of the step with this name started.
+    Step(String),
     /// The worker stored a success.
     Success,
 }
@@ -130,6 +138,7 @@ async fn run(config: WorkerConfig) -> longshore::Result<()> {
         .function("ignore_stop", ignore_stop)
         .function("block", block)
         .function("poison", poison)
+        .function("durable", durable)
         .build()?;
     worker.run().await?;
     Ok(())
@@ -206,4 +215,20 @@ async fn block(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failu
 async fn poison(_: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
     ctx.state().write(EventKind::Start, ctx.job());
     std::process::abort();
+}
+
+async fn durable(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
+    ctx.state().write(EventKind::Start, ctx.job());
+    let work = async |name: &str, takes: Duration| {
+        ctx.state().write(EventKind::Step(name.to_owned()), ctx.job());
+        tokio::time::sleep(takes).await;
+        Ok(ctx.job().lease().lease_no)
+    };
+    // The value is the lease that did the work.
+    let first: i32 = ctx.step("first", || work("first", durations.for_this_lease(&ctx))).await?;
+    ctx.event::<()>("go").await?;
+    ctx.spawn("children", (0..3).map(|_| NewJob::new("noop", &[0]))).await?;
+    let children = ctx.join("joined").await?.len();
+    let last: i32 = ctx.step("last", || work("last", Duration::ZERO)).await?;
+    Ok(ctx.set_result(&(first, children, last))?)
 }

@@ -412,6 +412,9 @@ impl Client {
         if spawned == Spawned::Stored {
             let members = children.members.iter();
             self.notifier.notify(members.map(|member| (member.job.queue.as_str(), member.job.when)));
+            if children.members.is_empty() {
+                self.advance_soon();
+            }
         }
         Ok(spawned)
     }

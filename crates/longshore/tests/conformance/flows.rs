@@ -34,6 +34,7 @@ cases! {
     a_retry_runs_only_the_failed_part,
     a_retry_reopens_callbacks_that_were_skipped,
     a_retried_task_opens_its_flow_again,
+    a_task_that_was_retried_and_ended_again_is_followed_in_order,
     an_open_flow_grows_in_parts_and_ends_when_it_is_sealed,
     the_same_part_is_added_once,
     an_idempotency_key_returns_the_first_flow,
@@ -44,6 +45,7 @@ cases! {
     children_read_the_results_of_their_parents,
     a_job_spawns_children_once_and_joins_them,
     a_join_needs_children_of_its_own,
+    a_join_of_no_children_continues,
     children_of_a_task_do_not_release_the_tasks_that_wait_for_it,
     a_worker_runs_a_flow_from_its_first_to_its_last_task,
     flows_are_listed_newest_first,
@@ -466,6 +468,22 @@ async fn a_retried_task_opens_its_flow_again(fixture: Fixture) {
     assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
 }
 
+async fn a_task_that_was_retried_and_ended_again_is_followed_in_order(fixture: Fixture) {
+    let flow = put(&fixture, chain![named("a"), named("b")]).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    let nobody_follows = fixture.hold_advances().await;
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, failed_permanently()).await;
+    fixture.retry(claimed.lease().id).await.expect("retry");
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, done()).await;
+    drop(nobody_follows);
+    // `b` is skipped because of the first end, and stays skipped.
+    expect(&fixture, flow, [("a", "succeeded"), ("b", "skipped")]).await;
+    let ended = record(&fixture, flow).await;
+    assert_eq!((ended.status, ended.failed, ended.open), (FlowStatus::Succeeded, 0, 0));
+}
+
 async fn an_open_flow_grows_in_parts_and_ends_when_it_is_sealed(fixture: Fixture) {
     let batch = put(&fixture, Flow::new("batch").open().on_end(job("report"))).await.id;
     let worker = fixture.worker().await;
@@ -666,6 +684,30 @@ async fn a_join_needs_children_of_its_own(fixture: Fixture) {
     }
     let refused = fixture.emit(&format!("flow-ended:{lonely_id}"), &()).await.expect_err("reserved");
     assert_eq!(refused.field(), Some("name"));
+}
+
+async fn a_join_of_no_children_continues(fixture: Fixture) {
+    async fn parent(parcels: u32, ctx: Context) -> Result<(), Failure> {
+        ctx.spawn("first", (0..parcels).map(|n| NewJob::new("child", &n))).await?;
+        ctx.join("first joined").await?;
+        // The children had ended, and no other is added.
+        ctx.spawn("second", [0; 0].map(|n| NewJob::new("child", &n))).await?;
+        ctx.set_result(&ctx.join("second joined").await?.len())?;
+        Ok(())
+    }
+    async fn child(_: u32, _: Context) -> Result<(), Failure> {
+        Ok(())
+    }
+    fixture.store().pin_clock(None).await.expect("pin_clock");
+    let worker = Worker::builder(fixture.client()).function("parent", parent).function("child", child);
+    let running = run_worker(worker).await;
+    for parcels in [0, 2] {
+        let id = fixture.add(NewJob::new("parent", &parcels)).await;
+        until_status(&fixture, id, Status::Succeeded).await;
+        assert_eq!(fixture.job(id).await.result.expect("a result").get(), parcels.to_string());
+        assert_eq!(record(&fixture, FlowId(id.0)).await.status, FlowStatus::Succeeded);
+    }
+    running.stop().await;
 }
 
 async fn children_of_a_task_do_not_release_the_tasks_that_wait_for_it(fixture: Fixture) {

@@ -45,6 +45,7 @@ mod dead_connections;
 mod enqueue;
 mod fence;
 mod fixture;
+mod flow_races;
 mod flows;
 mod groups;
 mod hooks;

@@ -43,7 +43,7 @@ cases! {
 const ROUNDS: usize = 25;
 
 /// Starts a task that waits for the other tasks at `start`.
-fn spawn_at<T: Send + 'static>(
+pub(crate) fn spawn_at<T: Send + 'static>(
     start: &Arc<Barrier>,
     work: impl Future<Output = T> + Send + 'static,
 ) -> JoinHandle<T> {
@@ -54,7 +54,7 @@ fn spawn_at<T: Send + 'static>(
     })
 }
 
-async fn join<T>(task: JoinHandle<T>) -> T {
+pub(crate) async fn join<T>(task: JoinHandle<T>) -> T {
     task.await.expect("task")
 }
 
@@ -63,7 +63,7 @@ async fn claim(client: Client, worker: WorkerId, limit: u32) -> Vec<Claimed> {
     client.store().claim(&request, &mut ClaimCursor::default()).await.expect("claim").jobs
 }
 
-async fn settle(client: Client, claimed: Vec<Claimed>, ending: Ending) -> Vec<Fenced> {
+pub(crate) async fn settle(client: Client, claimed: Vec<Claimed>, ending: Ending) -> Vec<Fenced> {
     let report =
         |claimed| Report { claimed, ending: ending.clone(), follow_ups: Vec::new(), has_progressed: false };
     client.settle(claimed.iter().map(report).collect()).await.expect("settle")

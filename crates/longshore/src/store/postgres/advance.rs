@@ -682,7 +682,9 @@ const LOCK_FOR_RETRY: &str = "
      where id = $1
        for no key update";
 
-/// The finished ones of a page of members that did not succeed, or of callbacks that were skipped.
+/// The finished ones of a page of members that did not succeed, or of callbacks that were skipped. A
+/// member whose end was stored a moment ago is left out: its end is followed first. The rows are locked,
+/// so that nobody removes a member on which others are about to wait.
 const CANDIDATES: &str = "
     select f.id
       from unnest((select $1::uuid[])) as i(id)
@@ -693,7 +695,13 @@ const CANDIDATES: &str = "
                 and f.outcome <> 'succeeded'
                 and f.finished_at <= $2
                 and (f.flow is not null or f.skipped)
-              limit 1) as f";
+                and not exists (
+                      select 1
+                        from longshore.flow_changes c
+                       where c.flow = f.flow
+                         and c.job = f.id)
+              limit 1
+                for update) as f";
 
 const LINKS_OF_CANDIDATES: &str = "
     select child, parent, met

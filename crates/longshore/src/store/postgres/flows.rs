@@ -209,6 +209,11 @@ const REOPEN_CHILDREN: &str = "
        set ended_at = null
      where id = $1";
 
+/// Lets `advance` look at the flow: without new children it may have ended.
+const LOOK_AT: &str = "
+    insert into longshore.flow_changes (flow)
+    values ($1)";
+
 pub(super) async fn spawn(tx: &mut Tx<'_>, children: &NewChildren) -> Sql<Spawned> {
     let NewChildren { lease, kind, step, value, members } = children;
     let flow = FlowId(lease.id.0);
@@ -237,6 +242,9 @@ pub(super) async fn spawn(tx: &mut Tx<'_>, children: &NewChildren) -> Sql<Spawne
     store_members(tx, flow, members).await?;
     let count = sqlx::query(tx.sql(COUNT_ADDED)).bind(flow.0).bind(members.len() as i64);
     count.execute(&mut *tx.connection).await?;
+    if members.is_empty() {
+        sqlx::query(tx.sql(LOOK_AT)).bind(flow.0).execute(&mut *tx.connection).await?;
+    }
     let step = NewStep { lease: *lease, name: step.clone(), value: value.clone() };
     if save_steps(tx, &[step]).await? != [Fenced::Held] {
         return Ok(Spawned::LeaseLost);

@@ -155,6 +155,10 @@ pub(super) fn spawn(tx: &Tx<'_>, children: &NewChildren) -> Sql<Spawned> {
         update flows
            set ended_at = null
          where id = ?1";
+    // Lets `advance` look at the flow: without new children it may have ended.
+    const LOOK_AT: &str = "
+        insert into flow_changes (flow)
+        values (?1)";
     let NewChildren { lease, kind, step, value, members } = children;
     let flow = FlowId(lease.id.0);
     let id = lease.id.0.as_bytes();
@@ -179,6 +183,9 @@ pub(super) fn spawn(tx: &Tx<'_>, children: &NewChildren) -> Sql<Spawned> {
     }
     store_members(tx, flow, members)?;
     tx.execute(COUNT_ADDED, params![id, members.len() as i64])?;
+    if members.is_empty() {
+        tx.execute(LOOK_AT, [id])?;
+    }
     save_steps(tx, &[NewStep { lease: *lease, name: step.clone(), value: value.clone() }])?;
     Ok(Spawned::Stored)
 }
