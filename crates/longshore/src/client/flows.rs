@@ -439,10 +439,12 @@ impl Client {
 }
 
 impl Client {
-    /// Follows the changes that this client has stored, unless the task in the background has done so.
+    /// Waits until the task in the background has followed the changes that this client has stored. A task
+    /// that is dropped halfway holds a flow until its connection is closed.
     pub(super) async fn finish_advancing(&self) {
-        if self.advancer.state.load(Ordering::Acquire) != IDLE {
+        while self.advancer.state.load(Ordering::Acquire) != IDLE {
             self.try_to_advance().await;
+            tokio::task::yield_now().await;
         }
     }
 
