@@ -207,9 +207,11 @@ impl Client {
     /// nothing else starts. Callbacks run when the flow has ended. Returns a conflict error if the flow
     /// has ended.
     pub async fn cancel_flow(&self, id: FlowId) -> Result<CancelledFlow> {
-        if !self.store.flag_cancelled(id).await? {
-            let flow = self.flow(id).await?;
-            if flow.ended_at.is_some() {
+        if !self.store.flag_cancelled(id).await? && self.flow(id).await?.ended_at.is_some() {
+            // A retry may have reopened members, and the flow may not have followed that yet.
+            self.advance_flows().await?;
+            if !self.store.flag_cancelled(id).await? {
+                let flow = self.flow(id).await?;
                 return Err(Error::conflict(format!(
                     "flow {id} has already ended as {}; retry it if its failed part should run again",
                     flow.status.as_str()
@@ -440,10 +442,12 @@ impl Client {
 }
 
 impl Client {
-    /// Follows the changes that this client has stored, unless the task in the background has done so.
+    /// Waits until the task in the background has followed the changes that this client has stored. A task
+    /// that is dropped halfway holds a flow until its connection is closed.
     pub(super) async fn finish_advancing(&self) {
-        if self.advancer.state.load(Ordering::Acquire) != IDLE {
+        while self.advancer.state.load(Ordering::Acquire) != IDLE {
             self.try_to_advance().await;
+            tokio::task::yield_now().await;
         }
     }
 

@@ -307,6 +307,11 @@ async fn the_failed_part_of_a_flow_is_retried(fixture: Fixture) {
     assert_eq!(task_named(&http, &flow, "store").await["skipped"], true);
     let retried = http.send("POST", &format!("{path}/retry"), &[], "").await.expect_status(200).json();
     assert_eq!(retried, json!({ "reopened": 3 }), "all but `count`, which succeeded");
+    let cancelled = http.send("POST", &format!("{path}/cancel"), &[], "").await.expect_status(200).json();
+    assert_eq!(cancelled, json!({ "cancelled": 3, "requested": 0 }), "although it had ended a moment ago");
+    fixture.advance_flows().await.expect("advance");
+    let retried = http.send("POST", &format!("{path}/retry"), &[], "").await.expect_status(200).json();
+    assert_eq!(retried, json!({ "reopened": 3 }));
     fixture.advance_flows().await.expect("advance");
     assert_eq!(http.get(&path).await.json()["status"], "running");
     for _ in 0..3 {
