@@ -437,7 +437,9 @@ async fn serve(
                 may_pass &= count == 0;
             }
         }
-        if may_pass {
+        if may_pass && count > 0 {
+            cursor.pass_served_turn(&locked.queue, priority, locked.place, now);
+        } else if may_pass {
             cursor.pass_turn(&locked.queue, priority, locked.place);
         }
         if let Turn::At { at, paced_until: Some(_) } = turn
