@@ -92,7 +92,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub(super) async fn take_from_groups(",
         find: "passed_by || !started",
         replace: "!started",
-        caught_by: &["groups::postgres_only::a_group_gets_only_its_share_while_another_claim_serves_the_rest"],
+        caught_by: &[
+            "groups::postgres_only::a_group_gets_only_its_share_while_another_claim_serves_the_rest",
+        ],
     },
     Mutant {
         name: "groups, postgres: delete the last turn without looking behind the position",

@@ -73,12 +73,15 @@ const LOCK_GROUPS: &str = "
                   where pg_try_advisory_xact_lock(hashtextextended('longshore.groups:' || g.queue || chr(31) || g.grp, 0))
                   limit $6) as g on true";
 
-/// Deletes the turns of these groups at one priority, exactly those that this statement sees, and
-/// returns what limits each group. Of very many turns, some stay in line ([`MAX_MERGED`]).
+/// Deletes the turns of these groups at one priority from the group's place in line on, exactly those
+/// that this statement sees, and returns what limits each group. Of very many turns, some stay in line
+/// ([`MAX_MERGED`]). It does not look before the place: while a snapshot is held, all earlier turns of the
+/// group are there, deleted but not removed. A turn that was committed there late is found by a head scan.
 const VISIT: &str = "
     with visited as materialized (
       select *
-        from unnest((select $1::text[]), (select $2::text[])) with ordinality as v(queue, grp, nth)),
+        from unnest((select $1::text[]), (select $2::text[]), (select $4::timestamptz[])) with ordinality
+          as v(queue, grp, place_at, nth)),
     deleted as (
       delete from longshore.turns
        where ctid = any(array(
@@ -90,6 +93,7 @@ const VISIT: &str = "
                          where w.queue = v.queue
                            and w.grp = v.grp
                            and w.priority = (select $3::int2)
+                           and w.at >= v.place_at
                          order by w.at
                          limit 1000) as t))
       returning queue, grp, at, id, allowance),
@@ -433,7 +437,9 @@ async fn serve(
                 may_pass &= count == 0;
             }
         }
-        if may_pass {
+        if may_pass && count > 0 {
+            cursor.pass_served_turn(&locked.queue, priority, locked.place, now);
+        } else if may_pass {
             cursor.pass_turn(&locked.queue, priority, locked.place);
         }
         if let Turn::At { at, paced_until: Some(_) } = turn
@@ -463,6 +469,7 @@ async fn visit(tx: &mut Tx<'_>, page: &Page, priority: i16) -> Sql<Vec<Visited>>
         .bind(page.groups.iter().map(|locked| locked.queue.as_str()).collect::<Vec<_>>())
         .bind(page.groups.iter().map(|locked| locked.group.as_str()).collect::<Vec<_>>())
         .bind(priority)
+        .bind(page.groups.iter().map(|locked| locked.place.at).collect::<Vec<_>>())
         .fetch_all(&mut *tx.connection)
         .await?;
     let mut visited = Vec::with_capacity(rows.len());
