@@ -17,13 +17,17 @@ const BULK: u64 = 10_000;
 pub(crate) const WARM_UP: u64 = 8;
 
 /// The number of jobs to enqueue so that `jobs` are left after the warm-up.
-fn with_warm_up(jobs: u64, batch: u32, claimers: usize) -> u64 {
+pub(crate) fn with_warm_up(jobs: u64, batch: u32, claimers: usize) -> u64 {
     jobs + WARM_UP * u64::from(batch) * claimers as u64
 }
 
 /// Registers claimers and warms all of them up at the same time, so that each uses its
 /// own connection and prepares its statements there.
-async fn warm_claimers(client: &Client, batch: u32, claimers: usize) -> Result<Vec<library::Claimer>> {
+pub(crate) async fn warm_claimers(
+    client: &Client,
+    batch: u32,
+    claimers: usize,
+) -> Result<Vec<library::Claimer>> {
     let mut tasks = Vec::new();
     for _ in 0..claimers {
         let mut claimer = library::Claimer::register(client, None, batch, ClaimCursor::default()).await?;

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use longshore::NewJob;
 use longshore::store::ClaimCursor;
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::postgres_server::Admin;
 use crate::report::{self, rate, table, thousands};
@@ -42,25 +43,36 @@ pub(crate) struct Options {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Snapshot {
+pub(crate) enum Snapshot {
     None,
     Held,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Claims {
+pub(crate) enum Claims {
     FromCursor,
     FromHead,
 }
 
-struct Run {
+/// The jobs of a run.
+#[derive(Clone, Copy)]
+pub(crate) struct Workload {
+    pub(crate) jobs: u64,
+    pub(crate) job: fn(u64) -> NewJob,
+    /// The limit of each group, if the jobs have groups.
+    pub(crate) group_limit: Option<u32>,
+    /// Stop a run that takes longer.
+    pub(crate) limit: Duration,
+}
+
+pub(crate) struct Run {
     snapshot: Snapshot,
     claims: Claims,
     requested: u64,
     done: u64,
     took: Duration,
     /// Jobs/s in each completed tenth of the run.
-    tenths: Vec<f64>,
+    pub(crate) tenths: Vec<f64>,
 }
 
 impl Run {
@@ -70,11 +82,11 @@ impl Run {
         format!("{snapshot}, {claims}")
     }
 
-    fn rate(&self) -> f64 {
+    pub(crate) fn rate(&self) -> f64 {
         rate(self.done, self.took)
     }
 
-    fn last_to_first(&self) -> Option<f64> {
+    pub(crate) fn last_to_first(&self) -> Option<f64> {
         Some(self.tenths.last()? / self.tenths.first()?).filter(|_| self.tenths.len() > 1)
     }
 }
@@ -89,7 +101,13 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
         for snapshot in [Snapshot::None, Snapshot::Held] {
             let is_slow = (snapshot, claims) == (Snapshot::Held, Claims::FromHead);
             let jobs = if is_slow { options.crawl.unwrap_or(options.jobs / 5) } else { options.jobs };
-            let run = process_jobs(&mut admin, snapshot, claims, jobs, options.limit).await?;
+            let workload = Workload {
+                jobs,
+                job: library::job,
+                group_limit: None,
+                limit: Duration::from_secs(options.limit),
+            };
+            let run = process_jobs(&mut admin, SCHEMA, snapshot, claims, workload).await?;
             eprintln!("measured: {}, {} jobs in {:.1} s", run.name(), run.done, run.took.as_secs_f64());
             runs.push(run);
         }
@@ -106,31 +124,36 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     report::write(&options.json, &figures)
 }
 
-async fn process_jobs(
+/// Enqueues, claims and settles the jobs of a workload in new tables.
+pub(crate) async fn process_jobs(
     admin: &mut Admin,
+    schema: &str,
     snapshot: Snapshot,
     claims: Claims,
-    jobs: u64,
-    limit: u64,
+    workload: Workload,
 ) -> Result<Run> {
-    let client = admin.fresh_schema(SCHEMA).await?;
+    let Workload { jobs, job, group_limit, limit } = workload;
+    let client = admin.fresh_schema(schema).await?;
+    if group_limit.is_some() {
+        client.group_defaults("default", group_limit, None).await?;
+    }
     let cursor = match claims {
         Claims::FromCursor => ClaimCursor::default(),
         Claims::FromHead => ClaimCursor::always_head(),
     };
     let mut claimer = library::Claimer::register(&client, None, BATCH, cursor).await?;
-    library::enqueue_bulk(&client, BACKLOG, ROUND).await?;
-    admin.vacuum_analyze(SCHEMA).await?;
+    library::enqueue_bulk_of(&client, BACKLOG, ROUND, job).await?;
+    admin.vacuum_analyze(schema).await?;
     let holder = match snapshot {
         Snapshot::None => None,
-        Snapshot::Held => Some(hold_snapshot(admin.raw_connection().await?).await?),
+        Snapshot::Held => Some(hold_snapshot(admin.raw_connection().await?, schema).await?),
     };
 
     let mut run =
         Run { snapshot, claims, requested: jobs, done: 0, took: Duration::ZERO, tenths: Vec::new() };
     let (started, mut tenth_started, mut tenth_done) = (Instant::now(), Instant::now(), 0);
-    while run.done < jobs && started.elapsed() < Duration::from_secs(limit) {
-        client.enqueue_many((run.done..run.done + ROUND).map(library::job)).await?;
+    while run.done < jobs && started.elapsed() < limit {
+        client.enqueue_many((run.done..run.done + ROUND).map(job)).await?;
         let mut settled = 0;
         while settled < ROUND {
             settled += claimer.round().await?.jobs;
@@ -149,9 +172,10 @@ async fn process_jobs(
 }
 
 /// Opens a transaction that keeps a snapshot of the tables until it is closed.
-async fn hold_snapshot(mut connection: PgConnection) -> Result<PgConnection> {
+async fn hold_snapshot(mut connection: PgConnection, schema: &str) -> Result<PgConnection> {
     sqlx::query("begin isolation level repeatable read").execute(&mut connection).await?;
-    sqlx::query("select 1 from bench_held.jobs").fetch_all(&mut connection).await?;
+    let read = AssertSqlSafe(format!("select 1 from {schema}.jobs"));
+    sqlx::query(read).fetch_all(&mut connection).await?;
     Ok(connection)
 }
 

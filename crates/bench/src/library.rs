@@ -4,7 +4,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use longshore::store::{ClaimCursor, ClaimRequest, Fenced, NewWorker};
+use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Claims, Fenced, NewWorker};
 use longshore::{Client, Ending, NewJob, Report};
 use serde_json::json;
 
@@ -24,10 +24,20 @@ pub(crate) fn job(n: u64) -> NewJob {
 
 /// Enqueues `jobs` jobs, `step` in each call.
 pub(crate) async fn enqueue_bulk(client: &Client, jobs: u64, step: u64) -> Result<()> {
+    enqueue_bulk_of(client, jobs, step, job).await
+}
+
+/// The same, with jobs that `job` makes.
+pub(crate) async fn enqueue_bulk_of(
+    client: &Client,
+    jobs: u64,
+    step: u64,
+    job: impl Fn(u64) -> NewJob,
+) -> Result<()> {
     let mut next = 0;
     while next < jobs {
         let end = jobs.min(next + step);
-        client.enqueue_many((next..end).map(job)).await?;
+        client.enqueue_many((next..end).map(&job)).await?;
         next = end;
     }
     Ok(())
@@ -79,30 +89,41 @@ impl Claimer {
     /// Claims a batch and settles it.
     pub(crate) async fn round(&mut self) -> Result<Round> {
         let started = Instant::now();
-        let claims = self.client.store().claim(&self.request, &mut self.cursor).await?;
+        let claims = self.claim().await?;
         let claimed = Instant::now();
-        let succeeded = |claimed| Report {
-            claimed,
-            ending: Ending::Succeeded { result: None },
-            follow_ups: Vec::new(),
-            has_progressed: false,
-        };
-        claims.jobs.iter().for_each(|job| {
-            black_box(job.payload());
-        });
-        let reports: Vec<Report<'_>> = claims.jobs.iter().map(succeeded).collect();
-        if !reports.is_empty() {
-            let results = self.client.settle(reports).await?;
-            if results.iter().any(|result| *result != Fenced::Held) {
-                return Err("a settle lost its lease although no other worker is running".into());
-            }
-        }
+        self.settle(&claims.jobs).await?;
         Ok(Round {
             jobs: claims.jobs.len() as u64,
             more: claims.more,
             claim: claimed - started,
             settle: claimed.elapsed(),
         })
+    }
+
+    /// Claims a batch.
+    pub(crate) async fn claim(&mut self) -> Result<Claims> {
+        Ok(self.client.store().claim(&self.request, &mut self.cursor).await?)
+    }
+
+    /// Settles claimed jobs as succeeded.
+    pub(crate) async fn settle(&self, jobs: &[Claimed]) -> Result<()> {
+        let succeeded = |claimed| Report {
+            claimed,
+            ending: Ending::Succeeded { result: None },
+            follow_ups: Vec::new(),
+            has_progressed: false,
+        };
+        jobs.iter().for_each(|job| {
+            black_box(job.payload());
+        });
+        let reports: Vec<Report<'_>> = jobs.iter().map(succeeded).collect();
+        if !reports.is_empty() {
+            let results = self.client.settle(reports).await?;
+            if results.iter().any(|result| *result != Fenced::Held) {
+                return Err("a settle lost its lease although no other worker is running".into());
+            }
+        }
+        Ok(())
     }
 
     /// Claims and settles until no jobs are left; returns how many.

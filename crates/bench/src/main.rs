@@ -13,6 +13,7 @@ mod api;
 mod claim_and_settle;
 mod core_operations;
 mod endurance;
+mod flow;
 mod held_snapshot;
 mod library;
 mod postgres_server;
@@ -59,6 +60,9 @@ enum Benchmark {
     /// `POST /jobs` and `POST /jobs/batch` over real sockets, compared with an empty
     /// handler, single inserts and the library.
     Api(api::Options),
+    /// Groups, limits, rates and suspended jobs, compared with plain jobs: throughput, latency,
+    /// fairness, memory.
+    Flow(flow::Options),
     /// Every read-only page and list of the API, in tables with millions of jobs.
     Views(views::Options),
     /// The HTTP clients of `api`, which starts this command itself.
@@ -128,6 +132,7 @@ fn main() -> Result<()> {
             Benchmark::Flat(options) => table_size::run(&options).await,
             Benchmark::Endurance(options) => endurance::run(&options).await,
             Benchmark::Api(options) => api::run(&options).await,
+            Benchmark::Flow(options) => flow::run(&options).await,
             Benchmark::Views(options) => views::run(&options).await,
             Benchmark::Load(options) => api::load_generator::run(options).await,
         }

@@ -159,7 +159,7 @@ impl Admin {
 
     /// Does what autovacuum would have done after a while.
     pub(crate) async fn vacuum_analyze(&mut self, schema: &str) -> Result<()> {
-        for table in ["jobs", "ready", "running", "finished", "tallies"] {
+        for table in ["jobs", "ready", "running", "finished", "tallies", "turns"] {
             self.execute(&format!("vacuum (analyze) {schema}.{table}")).await?;
         }
         Ok(())

@@ -174,6 +174,7 @@ const CLAIM: &str = "
                  from bench_raw.ready
                 where queue = $1
                   and interruptions = 0
+                  and grp is null
                   and run_at <= now()
                 order by priority desc, run_at, id
                 limit $2

@@ -92,6 +92,7 @@ const SELECT_DUE: &str = "
       join jobs j on j.id = r.id
      where r.queue = ?1
        and r.interruptions = 0
+       and r.grp is null
        and r.run_at <= ?2
      order by r.priority desc, r.run_at, r.id
      limit ?3";

@@ -24,11 +24,11 @@ impl Sample {
         Sample { jobs, took: started.elapsed(), wal_bytes: None, client_cpu: None }
     }
 
-    fn rate(&self) -> f64 {
+    pub(crate) fn rate(&self) -> f64 {
         rate(self.jobs, self.took)
     }
 
-    fn wal_per_job(&self) -> Option<f64> {
+    pub(crate) fn wal_per_job(&self) -> Option<f64> {
         self.wal_bytes.map(|bytes| bytes as f64 / self.jobs.max(1) as f64)
     }
 }
@@ -40,6 +40,14 @@ pub(crate) fn client_cpu() -> Option<Duration> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
     Some(Duration::from_millis((user + system) * 10))
+}
+
+/// The resident memory of this process, on Linux.
+pub(crate) fn resident_mb() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: f64 = kilobytes.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kilobytes / 1024.0)
 }
 
 pub(crate) fn rate(jobs: u64, took: Duration) -> f64 {
@@ -269,6 +277,14 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
+/// The smallest sample that at least this share of the samples does not exceed.
+pub(crate) fn quantile(samples: &[u64], quantile: f64) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable();
+    let rank = (sorted.len() as f64 * quantile).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0) as f64
+}
+
 /// A description of the machine, as far as the standard library and /proc provide it.
 pub(crate) fn machine() -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -318,6 +334,15 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 3.0]), Some(3.0));
         assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), Some(2.5));
         assert_eq!(median(Vec::new()), None);
+    }
+
+    #[test]
+    fn a_quantile_is_one_of_the_samples() {
+        let samples: Vec<u64> = (1..=100).rev().collect();
+        assert_eq!(quantile(&samples, 0.50), 50.0);
+        assert_eq!(quantile(&samples, 0.95), 95.0);
+        assert_eq!(quantile(&samples, 0.99), 99.0);
+        assert_eq!(quantile(&[], 0.5), 0.0);
     }
 
     #[test]

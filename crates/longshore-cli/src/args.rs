@@ -9,6 +9,7 @@ mod cron;
 mod dead;
 mod enqueue;
 mod events;
+mod flows;
 mod jobs;
 mod operate;
 mod serve;
@@ -31,6 +32,7 @@ pub(crate) use cron::{Cron, CronAdd};
 pub(crate) use dead::{Dead, DeadList, Purge, Redrive};
 pub(crate) use enqueue::{Enqueue, EnqueueMany, WhenArgs};
 pub(crate) use events::Events;
+pub(crate) use flows::{FlowList, Flows};
 pub(crate) use jobs::{Edit, Jobs, List, PageArgs};
 pub(crate) use operate::{GroupSettings, Groups, Kinds, PutKind, Queues, Stats, Sweep, Workers};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
@@ -65,8 +67,8 @@ Exit codes:
   1  something is wrong: `check` found a problem, `migrate --check` found a pending
      migration, or the command failed for a reason that no other code covers
   2  usage: the command line, or a value in it, is invalid
-  3  not found: no such job, schedule or kind
-  4  conflict: the job exists, but its state does not allow this
+  3  not found: no such job, flow, schedule or kind
+  4  conflict: the job or flow exists, but its state does not allow this
   5  unavailable: the database or the server does not respond, or the database
      accepts no writes; try again
   6  schema: the tables are missing or too old (run `longshore migrate`), or

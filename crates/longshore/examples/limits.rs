@@ -16,7 +16,7 @@ static ORDER: Mutex<Vec<String>> = Mutex::new(Vec::new());
 async fn call(_: u32, ctx: Context) -> Result<(), Failure> {
     let customer = ctx.job().group().unwrap_or_default().to_owned();
     let count = |change: &dyn Fn(&mut [usize; 3])| {
-        change(CALLS.lock().unwrap().entry(customer.clone()).or_default());
+        change(CALLS.lock().expect("no call panics").entry(customer.clone()).or_default());
     };
     count(&|[running, most, _]| {
         *running += 1;
@@ -27,7 +27,7 @@ async fn call(_: u32, ctx: Context) -> Result<(), Failure> {
         *running -= 1;
         *ended += 1;
     });
-    ORDER.lock().unwrap().push(customer);
+    ORDER.lock().expect("no call panics").push(customer);
     Ok(())
 }
 
@@ -48,13 +48,18 @@ async fn main() -> longshore::Result<()> {
 
     Worker::builder(client).function("call", call).build()?.drain().await?;
 
-    let calls = CALLS.lock().unwrap();
+    let calls = CALLS.lock().expect("no call panics");
     for (customer, [_, most, ended]) in &*calls {
         println!("{customer}: {ended} calls, {most} at once");
     }
     assert!(calls["globex"][1] <= 2 && calls["acme"][1] <= 4, "{calls:?}");
     // The last in line did not wait for the 240 calls before it.
-    let place = ORDER.lock().unwrap().iter().position(|customer| customer == "initech").unwrap();
+    let place = ORDER
+        .lock()
+        .expect("no call panics")
+        .iter()
+        .position(|customer| customer == "initech")
+        .expect("initech was called");
     assert!(place < 60, "initech was number {place}");
     Ok(())
 }

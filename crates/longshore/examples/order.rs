@@ -1,10 +1,9 @@
-//! An order: charge the card, wait for an approval, ship ten parcels, notify the customer. Kill the
-//! program at any moment and start it again: it continues. Its argument is a folder for its files.
+//! An order: charge the card, wait for an approval, ship ten parcels in parallel, notify the customer. Kill
+//! the program at any moment and start it again: it continues. Its argument is a folder for its files.
 
 use longshore::worker::RecoverySettings;
 use longshore::{Client, Context, Failure, NewJob, Worker};
 use std::{fs, path::Path, time::Duration};
-use tokio::task::JoinSet;
 
 /// Asks another company to do something. It knows the key, so a repeated request changes nothing.
 async fn request(folder: String, key: String) -> Result<String, Failure> {
@@ -18,21 +17,17 @@ async fn order(number: u32, ctx: Context<String>) -> Result<(), Failure> {
     let request = |what: &str| request(ctx.state().clone(), format!("{what}-{number}"));
     let charge: String = ctx.step("charge", || request("charge")).await?;
     let approval = ctx.event::<String>(&format!("approved:{number}"));
-    let Some(person) = approval.within(Duration::from_secs(24 * 60 * 60)).await? else {
-        return Err(Failure::cancelled("nobody approved the order"));
-    };
-
-    let mut parcels = JoinSet::new();
-    for parcel in (0..10).map(|parcel| format!("parcel-{parcel}")) {
-        let (ctx, request) = (ctx.clone(), request(&parcel));
-        parcels.spawn(async move { ctx.step(&parcel, || request).await });
-    }
-    while let Some(shipped) = parcels.join_next().await {
-        shipped??;
-    }
+    let person = approval.within(Duration::from_secs(24 * 60 * 60)).await?;
+    let person = person.ok_or(Failure::cancelled("nobody approved the order"))?;
+    ctx.spawn("parcels", (0..10).map(|parcel| NewJob::new("parcel", &(parcel, number)))).await?;
+    let shipped = ctx.join("shipped").await?;
     ctx.step("notify", || request("notify")).await?;
-    ctx.set_result(&format!("{charge}, approved by {person}"))?;
+    ctx.set_result(&format!("{charge}, approved by {person}, {} parcels", shipped.len()))?;
     Ok(())
+}
+
+async fn parcel((parcel, order): (u32, u32), ctx: Context<String>) -> Result<(), Failure> {
+    request(ctx.state().clone(), format!("parcel-{parcel}-{order}")).await.map(drop)
 }
 
 #[tokio::main]
@@ -44,7 +39,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let id = client.enqueue(NewJob::new("order", &42).idempotency_key("order-42")).await?.id;
 
     let ms = Duration::from_millis; // so that a restarted program continues within a second
-    let worker = Worker::builder(client.clone()).state(folder).function("order", order);
+    let worker = Worker::builder(client.clone()).state(folder);
+    let worker = worker.function("order", order).function("parcel", parcel);
     let worker = worker.heartbeat_interval(ms(100)).stale_after(ms(600)).sweep_interval(ms(100));
     let worker = worker.recovery(RecoverySettings { delay: ms(1), ..RecoverySettings::default() });
     let running = worker.build()?.start().await?;
@@ -55,6 +51,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokio::time::sleep(ms(10)).await;
     }
     running.stop().await;
-    assert_eq!(client.get(id).await?.result.ok_or("no result")?.get(), "\"charge-42, approved by ada\"");
+    assert_eq!(
+        client.get(id).await?.result.ok_or("no result")?.get(),
+        "\"charge-42, approved by ada, 10 parcels\""
+    );
     Ok(())
 }

@@ -104,9 +104,10 @@ impl Counts {
     /// Counts a change.
     pub fn add(&mut self, change: &Change) {
         let (open, failed) = if change.end.is_some() { (-1, 1) } else { (1, -1) };
-        self.open += open;
+        // Never below zero, which the database refuses: a wrong number must not block other flows.
+        self.open = (self.open + open).max(0);
         if change.is_failure {
-            self.failed += failed;
+            self.failed = (self.failed + failed).max(0);
         }
     }
 

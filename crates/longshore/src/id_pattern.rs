@@ -58,7 +58,7 @@ impl IdPattern {
     }
 
     /// The lowest and the highest id with these first digits.
-    pub(crate) fn bounds(&self) -> (Uuid, Uuid) {
+    pub fn bounds(&self) -> (Uuid, Uuid) {
         let filled = |with: char| {
             let digits: String = self.head.chars().chain(std::iter::repeat(with)).take(32).collect();
             // Cannot fail: these are 32 hexadecimal digits.

@@ -166,6 +166,8 @@ mod documents {
     struct CronGuide;
     #[doc = include_str!("../../../docs/guides/limits.md")]
     struct LimitsGuide;
+    #[doc = include_str!("../../../docs/guides/workflows.md")]
+    struct WorkflowsGuide;
     #[doc = include_str!("../../../docs/guides/durable-steps.md")]
     struct DurableStepsGuide;
     #[doc = include_str!("../../../docs/guides/waiting.md")]

@@ -48,9 +48,10 @@ use chrono::{DateTime, TimeZone, Utc};
 
 use crate::client::Client;
 use crate::enqueue::NewJob;
-use crate::job::{JobId, JobRecord, Status};
+use crate::flow::graph::Flow;
+use crate::job::{FlowId, JobId, JobRecord, Status};
 use crate::lifecycle::FAR_FUTURE;
-use crate::store::{ListFilter, StepRecord, StepState};
+use crate::store::{FlowRecord, ListFilter, StepRecord, StepState};
 use crate::worker::{Builder, Job, Summary};
 
 /// A queue for one test. It dereferences to a [`Client`]. Its own methods panic on errors, because
@@ -212,6 +213,81 @@ impl Queue {
     pub async fn run_to_end(&self, worker: impl Fn(Client) -> Builder, job: impl Into<NewJob>) -> JobRecord {
         let id = self.client.enqueue(job).await.unwrap_or_else(|error| fail("enqueue", &error)).id;
         self.continue_to_end(worker, id).await
+    }
+
+    /// Enqueues a flow and runs it to its end on the stopped clock, and returns its record. Sleeps,
+    /// deadlines and the delays of retries pass at once, as in [`run_to_end`](Self::run_to_end).
+    ///
+    /// If the flow cannot go on, because a task waits for an event or has no handler, it is returned
+    /// as it is.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")] {
+    /// use longshore::testing::Queue;
+    /// use longshore::{Context, Failure, FlowStatus, NewJob, Worker, chain};
+    ///
+    /// async fn double(n: u32, ctx: Context) -> Result<(), Failure> {
+    ///     let before: u32 = ctx.inputs().await?.pop().map_or(n, |(_, result)| result);
+    ///     Ok(ctx.set_result(&(before * 2))?)
+    /// }
+    ///
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let queue = Queue::with_stopped_clock().await;
+    /// let worker = |client| Worker::builder(client).function("double", double);
+    /// let flow = queue.run_flow(worker, chain![NewJob::new("double", &3), NewJob::new("double", &0)]).await;
+    /// assert_eq!(flow.status, FlowStatus::Succeeded);
+    /// assert_eq!(queue.task(flow.id, "double-2").await.result.unwrap().get(), "12");
+    /// # });
+    /// # }
+    /// ```
+    pub async fn run_flow(&self, worker: impl Fn(Client) -> Builder, flow: Flow) -> FlowRecord {
+        let id = self.client.enqueue_flow(flow).await.unwrap_or_else(|error| fail("enqueue", &error)).id;
+        self.continue_flow(worker, id).await
+    }
+
+    /// As [`run_flow`](Self::run_flow), for a flow that exists.
+    pub async fn continue_flow(&self, worker: impl Fn(Client) -> Builder, id: FlowId) -> FlowRecord {
+        loop {
+            let now = self.stopped_at();
+            self.drain(&worker).await;
+            self.client.do_pending().await.unwrap_or_else(|error| fail("do upkeep", &error));
+            let flow = self.client.flow(id).await.unwrap_or_else(|error| fail("read the flow", &error));
+            let mut next = flow.deadline;
+            for job in self.members(id).await {
+                let is_waiting = matches!(job.status, Status::Queued | Status::Retrying);
+                if is_waiting && job.run_at > now && job.run_at < FAR_FUTURE {
+                    next = Some(next.map_or(job.run_at, |next| next.min(job.run_at)));
+                }
+            }
+            match next.filter(|next| flow.ended_at.is_none() && *next > now) {
+                Some(next) => self.set_clock(next).await,
+                None => return flow,
+            }
+        }
+    }
+
+    /// Returns the job of a task of a flow.
+    pub async fn task(&self, flow: FlowId, name: &str) -> JobRecord {
+        let found = self.members(flow).await.into_iter().find(|job| job.task.as_deref() == Some(name));
+        found.unwrap_or_else(|| panic!("flow {flow} has no task `{name}`"))
+    }
+
+    async fn members(&self, flow: FlowId) -> Vec<JobRecord> {
+        const PAGE: u32 = 1000;
+        let (mut jobs, mut after) = (Vec::new(), None);
+        loop {
+            let tasks = self.client.tasks(flow, after, PAGE).await;
+            let tasks = tasks.unwrap_or_else(|error| fail("read the tasks", &error));
+            for task in &tasks {
+                jobs.push(
+                    self.client.get(task.id).await.unwrap_or_else(|error| fail("read the job", &error)),
+                );
+            }
+            after = tasks.last().map(|task| task.id);
+            if tasks.len() < PAGE as usize {
+                return jobs;
+            }
+        }
     }
 
     /// As [`run_to_end`](Self::run_to_end), for a job that exists.

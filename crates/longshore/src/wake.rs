@@ -3,7 +3,7 @@
 //!
 //! Every code path that makes a job due notifies workers through [`Notifier`]:
 //! enqueue, release, requeue, recovery, an operator's retry, redrive or edit, a
-//! resumed queue, a changed limit, an event and a cron tick. A wake-up is a hint: it may be
+//! resumed queue, a changed limit, an event, the end of a task that others wait for and a cron tick. A wake-up is a hint: it may be
 //! lost, and then polling finds the job.
 //!
 //! A cancel of a running job notifies the worker that holds it. The notification names

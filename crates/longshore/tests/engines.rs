@@ -282,6 +282,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         &["note_end", "note_reopened", "delete_links"],
         "Postgres has macros, parts of its statements",
     ),
+    ("sqlite", "advance.rs", &["follow_changes"], "a savepoint instead of a transaction"),
     ("postgres", "advance.rs", &["lock_changed"], "SQLite has one writer, so flows need no lock"),
     (
         "postgres",

@@ -48,7 +48,8 @@ examples!(
     progress_and_results,
     recovery,
     sentry,
-    typed_job
+    typed_job,
+    workflow
 );
 
 #[test]
@@ -136,9 +137,9 @@ fn an_incoming_webhook_continues_the_job_once() {
 /// The requests of the example `order`: one charge, ten parcels, one notification.
 const REQUESTS: usize = 12;
 
-/// Kills the program with SIGKILL after each of its requests in turn, at a moment when the step is
-/// not stored yet or has just been stored, and starts it again. Every request is made, and a step
-/// that was stored is not repeated.
+/// Kills the program with SIGKILL after each of its requests in turn, at a moment when the step or the
+/// child is not stored yet or has just been stored, and starts it again. Every request is made, and a
+/// step that was stored is not repeated.
 #[test]
 fn order_continues_wherever_it_is_killed() {
     for kill_after in 0..=REQUESTS {
@@ -168,8 +169,8 @@ fn order_continues_wherever_it_is_killed() {
         made.sort();
         made.dedup();
         assert_eq!(made.len(), REQUESTS, "killed after {kill_after} requests: {requests:?}");
-        // Steps that ran when the program was killed may be repeated: the last request before it,
-        // or some of the ten parcels, which are shipped together.
+        // What ran when the program was killed may be repeated: the last request before it, or some of
+        // the ten parcels, which are shipped in parallel.
         let in_flight = if before <= 1 || before == REQUESTS { 1 } else { REQUESTS - 2 };
         let repeated = requests.len() - made.len();
         assert!(

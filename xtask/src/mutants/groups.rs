@@ -87,6 +87,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["groups::postgres_only::a_group_that_another_claim_serves_is_passed_by"],
     },
     Mutant {
+        name: "groups, postgres: serve a group twice while another claim serves the rest",
+        file: POSTGRES_GROUPS,
+        anchor: "pub(super) async fn take_from_groups(",
+        find: "passed_by || !started",
+        replace: "!started",
+        caught_by: &[
+            "groups::postgres_only::a_group_gets_only_its_share_while_another_claim_serves_the_rest",
+        ],
+    },
+    Mutant {
         name: "groups, postgres: delete the last turn without looking behind the position",
         file: POSTGRES_GROUPS,
         anchor: "const FIRST_LEFT",

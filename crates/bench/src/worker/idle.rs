@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::scenarios;
 use crate::Result;
 use crate::postgres_server::Admin;
-use crate::report::Limit;
+use crate::report::{Limit, resident_mb};
 
 /// How long the worker needs to slow its polling down to the idle rate.
 const SLOW_DOWN: Duration = Duration::from_secs(4);
@@ -57,12 +57,4 @@ fn limits(counted: &str, per_second: f64, resident: Option<f64>) -> Vec<Limit> {
         limits.push(Limit::new("idle worker, resident MB", resident, RESIDENT_MB));
     }
     limits
-}
-
-/// The resident memory of this process, on Linux.
-fn resident_mb() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kilobytes: f64 = kilobytes.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(kilobytes / 1024.0)
 }

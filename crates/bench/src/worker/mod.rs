@@ -22,7 +22,7 @@ mod idle;
 mod mixed;
 mod peers;
 mod pickup;
-mod scenarios;
+pub(crate) mod scenarios;
 
 /// Separate databases, because the server counts commits and statements per database.
 const DATABASE: &str = "bench_worker";

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::report::{median, table};
+use crate::report::{self, median, table};
 
 /// The samples of one job queue for each round, in microseconds.
 pub(super) struct Pickups {
@@ -19,7 +19,7 @@ impl Pickups {
 
     /// The quantile of each round, in milliseconds.
     fn each_round(&self, quantile: f64) -> Vec<f64> {
-        self.rounds.iter().map(|samples| self::quantile(samples, quantile) / 1000.0).collect()
+        self.rounds.iter().map(|samples| report::quantile(samples, quantile) / 1000.0).collect()
     }
 
     /// The median over all rounds.
@@ -33,14 +33,6 @@ impl Pickups {
         median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs.max(1e-9)).collect())
             .unwrap_or(0.0)
     }
-}
-
-/// The smallest sample that at least this share of the samples does not exceed.
-fn quantile(samples: &[u64], quantile: f64) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_unstable();
-    let rank = (sorted.len() as f64 * quantile).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0) as f64
 }
 
 /// Prints pick-up latencies as a table and returns them as JSON. `target` is the ratio to
@@ -80,18 +72,4 @@ pub(super) fn report(longshore: &Pickups, peers: &[Pickups], target: Option<f64>
     }
     table(["system", "p50", "p95", "p99", "longshore / this (p50 / p95)", "target"], &rows);
     Value::Array(figures)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quantile;
-
-    #[test]
-    fn a_quantile_is_one_of_the_samples() {
-        let samples: Vec<u64> = (1..=100).rev().collect();
-        assert_eq!(quantile(&samples, 0.50), 50.0);
-        assert_eq!(quantile(&samples, 0.95), 95.0);
-        assert_eq!(quantile(&samples, 0.99), 99.0);
-        assert_eq!(quantile(&[], 0.5), 0.0);
-    }
 }

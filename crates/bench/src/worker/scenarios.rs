@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use longshore::Client;
-use longshore::worker::{Context, RunningWorker, Worker};
+use longshore::NewJob;
+use longshore::worker::{Builder, Context, RunningWorker, Worker};
 use serde::Deserialize;
 
 use crate::library::{self, KIND};
 use crate::{Result, join_all};
 
 /// How many no-op jobs run at once.
-const CONCURRENCY: u32 = 24;
+pub(crate) const CONCURRENCY: u32 = 24;
 /// How many sleeping jobs run at once.
 const SLEEPERS: u32 = 200;
 /// How long each of them sleeps.
@@ -96,7 +97,7 @@ impl Sustained {
     /// Starts and warms up the worker, then starts the producers and lets them ramp up.
     pub(super) async fn start(client: &Client, producers: usize) -> Result<Self> {
         let running = start(client).await?;
-        warm_up(client, &running, WARM_UP).await?;
+        warm_up(client, &running, WARM_UP, library::job).await?;
         let stop = Arc::new(AtomicBool::new(false));
         let produce = |_| {
             let (client, stop) = (client.clone(), stop.clone());
@@ -132,6 +133,17 @@ impl Sustained {
 /// The microseconds from each enqueue call to the handler's first line, on an otherwise
 /// idle worker.
 pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
+    pickup_of(Worker::builder(client.clone()), client, samples, library::job).await
+}
+
+/// The same, of jobs that `job` makes; they are of the kind [`KIND`]. The worker may handle other
+/// kinds too.
+pub(crate) async fn pickup_of(
+    worker: Builder,
+    client: &Client,
+    samples: u64,
+    job: fn(u64) -> NewJob,
+) -> Result<Vec<u64>> {
     let started = Instant::now();
     let now = move || started.elapsed().as_nanos() as u64;
     let picked_up: Arc<Vec<AtomicU64>> = Arc::new((0..samples).map(|_| AtomicU64::new(0)).collect());
@@ -142,14 +154,13 @@ pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
         }
         async { Ok(()) }
     };
-    let worker = Worker::builder(client.clone()).function(KIND, handler).concurrency(CONCURRENCY);
-    let running = worker.build()?.start().await?;
-    warm_up(client, &running, WARM_UP).await?;
+    let running = worker.function(KIND, handler).concurrency(CONCURRENCY).build()?.start().await?;
+    warm_up(client, &running, WARM_UP, job).await?;
 
     let (mut enqueued, mut gaps) = (Vec::new(), Gaps(0x9e37_79b9_7f4a_7c15));
     for n in 0..samples {
         enqueued.push(now());
-        client.enqueue(library::job(n)).await?;
+        client.enqueue(job(n)).await?;
         tokio::time::sleep(gaps.next()).await;
     }
     wait_until_settled(&running, WARM_UP + samples).await?;
@@ -160,9 +171,9 @@ pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
 
 /// Lets a worker run some jobs, so that connections are open and statements prepared,
 /// and then become idle.
-async fn warm_up(client: &Client, running: &RunningWorker, jobs: u64) -> Result<()> {
+async fn warm_up(client: &Client, running: &RunningWorker, jobs: u64, job: fn(u64) -> NewJob) -> Result<()> {
     for n in 0..jobs {
-        client.enqueue(library::job(n)).await?;
+        client.enqueue(job(n)).await?;
     }
     wait_until_settled(running, jobs).await?;
     tokio::time::sleep(SLOW_DOWN).await;

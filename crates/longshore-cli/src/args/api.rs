@@ -41,6 +41,13 @@ A line looks like this:
     #[command(subcommand)]
     Jobs(Jobs),
 
+    /// Enqueue, list, show, cancel and retry flows: graphs of jobs
+    ///
+    /// In a flow, some jobs wait until others have succeeded, ended or failed. The children of a job are a
+    /// flow too, with the id of the job.
+    #[command(subcommand)]
+    Flows(Flows),
+
     /// List, pause, resume and limit queues
     #[command(subcommand)]
     Queues(Queues),

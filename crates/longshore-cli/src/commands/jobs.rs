@@ -5,7 +5,7 @@ mod record;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, Datelike, Utc};
 use longshore::worker::Signals;
 use longshore::{IdPattern, JobId, ListFilter, Status};
 use serde::{Deserialize, Serialize};
@@ -179,7 +179,9 @@ pub(super) fn print_page(
     let jobs: Vec<Job> = reply.read()?;
     let ids = out.ids(&jobs.iter().map(|job| job.id.0).collect::<Vec<_>>());
     for (job, id) in jobs.iter().zip(ids) {
-        let is_waiting = matches!(job.status, Status::Queued | Status::Retrying);
+        // A job that waits for something else than a time is due at the end of the year 9999.
+        let has_time = job.run_at.year() < 9999;
+        let is_waiting = has_time && matches!(job.status, Status::Queued | Status::Retrying);
         table.row([
             id,
             job.status.to_string(),

@@ -12,6 +12,7 @@ mod emitted;
 mod enqueue;
 mod events;
 mod find;
+mod flows;
 mod groups;
 mod jobs;
 mod kinds;
@@ -99,6 +100,7 @@ async fn run_api_command(endpoint: &Endpoint, command: ApiCommand, out: &Out) ->
             enqueue::enqueue_many(endpoint, &args, out).instrument(span).await
         }
         ApiCommand::Jobs(command) => jobs::run(endpoint, command, out).await,
+        ApiCommand::Flows(command) => flows::run(endpoint, command, out).await,
         ApiCommand::Queues(command) => queues::run(endpoint, command, out).await,
         ApiCommand::Groups(command) => groups::run(endpoint, command, out).await,
         ApiCommand::Dead(command) => dead::run(endpoint, command, out).await,

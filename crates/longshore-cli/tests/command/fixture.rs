@@ -206,7 +206,12 @@ impl Fixture {
 
     pub(crate) fn settle(&self, claimed: &Claimed, ending: Ending) {
         let report = Report { claimed, ending, follow_ups: Vec::new(), has_progressed: false };
-        self.with_client(async |client| client.settle(vec![report]).await);
+        self.with_client(async |client| {
+            let settled = client.settle(vec![report]).await;
+            // The client follows flows in the background, and must not be dropped while it holds one.
+            client.flush().await;
+            settled
+        });
     }
 
     /// Sets the database's clock to `later` than now.

@@ -11,6 +11,7 @@ mod endpoint;
 mod enqueue;
 mod events;
 mod fixture;
+mod flows;
 mod jobs;
 #[path = "../../../longshore/tests/mail/server.rs"]
 mod mail;

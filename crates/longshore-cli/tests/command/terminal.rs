@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use longshore::{Ending, NewJob};
+use longshore::{Ending, Flow, NewJob, task};
 
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
 
@@ -36,8 +36,12 @@ fn stored_text_cannot_control_the_terminal(fixture: &Fixture) {
         client.enqueue(NewJob::new("greet", &()).queue(HOSTILE)).await?;
         client.pause(HOSTILE).await
     });
-    let show = format!("jobs show {id}");
-    for line in ["jobs list", "dead list", "queues list", "counts", &show] {
+    let flow = fixture.with_client(async |client| {
+        let flow = Flow::new(HOSTILE).task(task(HOSTILE, NewJob::new(HOSTILE, &()).queue(HOSTILE)));
+        client.enqueue_flow(flow).await
+    });
+    let (show, show_flow) = (format!("jobs show {id}"), format!("flows show {}", flow.id));
+    for line in ["jobs list", "dead list", "queues list", "counts", "flows list", &show_flow, &show] {
         for line in [line.to_owned(), format!("{line} --json")] {
             let text = fixture.run(&line).ok().out;
             assert!(is_harmless(&text), "{line}: {text:?}");
@@ -142,7 +146,7 @@ fn the_root_help_lists_every_exit_code() {
 // ---- at a terminal ---------------------------------------------------------------
 
 /// Runs a command at a terminal of 80 columns. `None` if the program `script` is missing.
-fn at_a_terminal(fixture: &Fixture, variables: &[(&str, &str)], line: &str) -> Option<String> {
+pub(crate) fn at_a_terminal(fixture: &Fixture, variables: &[(&str, &str)], line: &str) -> Option<String> {
     let mut command = Command::new("script");
     let line = format!("stty cols 80 rows 24; {} {line}", env!("CARGO_BIN_EXE_longshore"));
     command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null());

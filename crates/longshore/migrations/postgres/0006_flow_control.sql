@@ -124,8 +124,8 @@ create table longshore.groups (
 
 -- Flows: graphs of jobs. `members` counts all jobs of the flow, `open` those that have not ended, and `failed`
 -- those that ended without success, except tasks that were skipped. More members can be added until the
--- flow is `sealed`. `owned`: the members are the children of the job with the flow's id. `cancelling`: not all
--- members have been cancelled yet. The numbers lag behind the jobs by what `flow_changes` contains.
+-- flow is `sealed`. `owned`: the members are the children of the job with the flow's id. `cancelling_at`: when the
+-- cancel of the members last made a step, if it has not ended. The numbers lag behind the jobs by what `flow_changes` contains.
 create table longshore.flows (
     id               uuid primary key,
     created_at       timestamptz not null,
@@ -137,13 +137,13 @@ create table longshore.flows (
     sealed           boolean not null,
     owned            boolean not null default false,
     cancelled        boolean not null default false,
-    cancelling       boolean not null default false,
+    cancelling_at    timestamptz,
     name             text not null check (octet_length(name) between 1 and 128),
     key              text unique check (octet_length(key) between 1 and 512)
 ) with (fillfactor = 50);
 
 create index flows_deadline on longshore.flows (deadline) where ended_at is null and not cancelled;
-create index flows_cancelling on longshore.flows (id) where cancelling;
+create index flows_cancelling on longshore.flows (cancelling_at) where cancelling_at is not null;
 create index flows_ended on longshore.flows (ended_at) where ended_at is not null;
 
 -- Which jobs wait for which: `child` waits until `parent`, a job or a flow, ends. `met` is null until

@@ -111,8 +111,8 @@ create table groups (
 
 -- Flows: graphs of jobs. `members` counts all jobs of the flow, `open` those that have not ended, and `failed`
 -- those that ended without success, except tasks that were skipped. More members can be added until the
--- flow is `sealed`. `owned`: the members are the children of the job with the flow's id. `cancelling`: not all
--- members have been cancelled yet. The numbers lag behind the jobs by what `flow_changes` contains.
+-- flow is `sealed`. `owned`: the members are the children of the job with the flow's id. `cancelling_at`: when the
+-- cancel of the members last made a step, if it has not ended. The numbers lag behind the jobs by what `flow_changes` contains.
 create table flows (
     id               blob not null primary key check (length(id) = 16),
     created_at       integer not null,
@@ -124,13 +124,13 @@ create table flows (
     sealed           integer not null check (sealed in (0, 1)),
     owned            integer not null default 0 check (owned in (0, 1)),
     cancelled        integer not null default 0 check (cancelled in (0, 1)),
-    cancelling       integer not null default 0 check (cancelling in (0, 1)),
+    cancelling_at    integer,
     name             text not null check (length(cast(name as blob)) between 1 and 128),
     key              text unique check (length(cast(key as blob)) between 1 and 512)
 ) strict, without rowid;
 
 create index flows_deadline on flows (deadline) where ended_at is null and cancelled = 0;
-create index flows_cancelling on flows (id) where cancelling = 1;
+create index flows_cancelling on flows (cancelling_at) where cancelling_at is not null;
 create index flows_ended on flows (ended_at) where ended_at is not null;
 
 -- Which jobs wait for which: `child` waits until `parent`, a job or a flow, ends. `met` is null until

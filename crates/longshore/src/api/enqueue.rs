@@ -30,7 +30,7 @@ use crate::retry::RetryPolicy;
 
 /// Whether the request created its job: `created`, `existing` or `replaced`. A header,
 /// because the body is the job and nothing else.
-const ENQUEUED_AS: HeaderName = HeaderName::from_static("enqueued-as");
+pub(super) const ENQUEUED_AS: HeaderName = HeaderName::from_static("enqueued-as");
 
 /// A job to enqueue. Only `kind` and `payload` are required.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
@@ -39,78 +39,78 @@ const ENQUEUED_AS: HeaderName = HeaderName::from_static("enqueued-as");
 pub(super) struct NewJobBody {
     /// Which handler runs the job.
     #[schema(min_length = 1, max_length = 128, example = "summarize_text")]
-    kind: String,
+    pub(super) kind: String,
     /// Any JSON value up to 1 MiB. If the kind has a schema, the payload must match
     /// it.
     #[schema(value_type = serde_json::Value)]
-    payload: Box<RawValue>,
+    pub(super) payload: Box<RawValue>,
     /// 3 by default, unless the kind sets a default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 32767)]
-    max_attempts: Option<i64>,
+    pub(super) max_attempts: Option<i64>,
     /// A second request with the same key returns the first job, as long as that job
     /// is kept. The `Idempotency-Key` header overrides this field.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 512)]
-    idempotency_key: Option<String>,
+    pub(super) idempotency_key: Option<String>,
     /// `default` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 128)]
-    queue: Option<String>,
+    pub(super) queue: Option<String>,
     /// A group of the queue, for example a customer. Groups take fair turns, and each can have a
     /// limit, a rate and a weight.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 128)]
-    group: Option<String>,
+    pub(super) group: Option<String>,
     /// Higher runs first; 0 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = -32768, maximum = 32767)]
-    priority: Option<i64>,
+    pub(super) priority: Option<i64>,
     /// The job does not start before this time.
     #[serde(skip_serializing_if = "Option::is_none")]
-    run_at: Option<DateTime<Utc>>,
+    pub(super) run_at: Option<DateTime<Utc>>,
     /// The job does not start before this many seconds have passed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0, maximum = 315360000)]
-    delay_seconds: Option<f64>,
+    pub(super) delay_seconds: Option<f64>,
     /// Only one job that has not finished may have this key.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 512)]
-    unique_key: Option<String>,
+    pub(super) unique_key: Option<String>,
     /// What to do if an unfinished job already has the key. `dedupe` (the default)
     /// returns that job. `replace` gives a waiting job the new contents;
     /// `preserve_run_at` does too, but keeps its time. If the job is running, both
     /// create a new job that takes over the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<UniqueModeSchema>)]
-    unique_mode: Option<UniqueMode>,
+    pub(super) unique_mode: Option<UniqueMode>,
     /// How long one attempt may take: seconds, or `none` for no limit. Two hours by
     /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<TimeoutSchema>)]
-    timeout_seconds: Option<TimeoutSeconds>,
+    pub(super) timeout_seconds: Option<TimeoutSeconds>,
     /// How long the job waits after a failed attempt.
     #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<RetrySchema>)]
-    retry: Option<RetryPolicy>,
+    pub(super) retry: Option<RetryPolicy>,
     /// Labels for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 64)]
-    tags: Vec<String>,
+    pub(super) tags: Vec<String>,
     /// Labels that workers and recovery act on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 64)]
-    flags: Vec<String>,
+    pub(super) flags: Vec<String>,
     /// Why the job was enqueued.
     #[serde(skip_serializing_if = "Option::is_none")]
-    context: Option<String>,
+    pub(super) context: Option<String>,
     /// Your own data: any JSON value up to 64 KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
-    metadata: Option<Box<RawValue>>,
+    pub(super) metadata: Option<Box<RawValue>>,
     /// The `traceparent` header of the request.
     #[serde(skip)]
-    trace: Option<String>,
+    pub(super) trace: Option<String>,
 }
 
 /// Seconds, or the string `none`.
@@ -371,11 +371,9 @@ pub(super) async fn enqueue(
     Body(mut body): Body<Box<NewJobBody>>,
 ) -> ApiResult<Response> {
     if let Some(key) = idempotency_key {
-        let key = std::str::from_utf8(key.as_bytes());
-        body.idempotency_key =
-            Some(key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8; send UTF-8"))?.into());
+        body.idempotency_key = Some(key);
     }
-    body.trace = trace.as_ref().and_then(|trace| trace.to_str().ok()).map(str::to_owned);
+    body.trace = trace;
     let kind = server.client.check_job(body.kind(), body.payload()).await?;
     let (job, span) = body.validate_in_span(kind.as_deref(), &caller)?;
     server.limiter.check_depth(&server.client, job.queue()).await?;

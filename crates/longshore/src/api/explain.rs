@@ -18,8 +18,8 @@ use super::problem::{ApiResult, ProblemBody};
 use super::schemas::StatusSchema;
 use crate::client::Client;
 use crate::error::Result;
-use crate::job::{JobRecord, Outcome, Status};
-use crate::lifecycle::{self, Event, Interruption, Recovery, Transition};
+use crate::job::{FlowId, JobId, JobRecord, Outcome, Status};
+use crate::lifecycle::{self, Event, FAR_FUTURE, Interruption, Recovery, Transition};
 use crate::store::{Ahead, GroupRecord, QueueRecord, StepState, SweepScope, Tallied, WorkerRecord};
 
 /// The maximum number of jobs ahead that are counted.
@@ -62,13 +62,15 @@ pub(super) enum Reason {
     Stopping,
     /// The job is running.
     Running,
+    /// The job waits for other tasks of its flow or, as a callback, for the end of a flow.
+    WaitsForTasks,
     /// Its queue is paused.
     QueuePaused,
     /// No live worker takes jobs from its queue.
     NoWorkerForQueue,
     /// No live worker of its queue handles its kind.
     NoWorkerForKind,
-    /// The job is suspended: it sleeps or waits for an event.
+    /// The job is suspended: it sleeps, or waits for an event or for its children.
     Suspended,
     /// The job is scheduled for later.
     NotDue,
@@ -211,8 +213,13 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
         Some(group) => client.group(&job.queue, group).await?,
         None => None,
     };
+    let needs_operator = needs_operator(job, queue, group.as_ref(), &workers, &eligible);
+    if let Some(message) = held(client, job).await? {
+        let also = needs_operator.map(|(_, message)| format!("; and {message}")).unwrap_or_default();
+        return Ok(explanation(job, Reason::WaitsForTasks, message + &also));
+    }
     // Reasons that an operator must fix come first, whether the job is due or not.
-    if let Some((reason, message)) = needs_operator(job, queue, group.as_ref(), &workers, &eligible) {
+    if let Some((reason, message)) = needs_operator {
         let later = due_at.map(|at| format!("; and it is not due before {at}")).unwrap_or_default();
         let ahead = ahead.map(|ahead| ahead.jobs);
         return Ok(Explanation { due_at, ahead, ..explanation(job, reason, message + &later) });
@@ -365,6 +372,49 @@ fn no_worker(
     })
 }
 
+/// The maximum number of tasks that a message names.
+const NAMED_TASKS: usize = 5;
+
+/// What a held job waits for: other tasks of its flow, or the end of the flow that it is a callback of.
+/// `None` if the job is not held.
+async fn held(client: &Client, job: &JobRecord) -> Result<Option<String>> {
+    if job.run_at < FAR_FUTURE {
+        return Ok(None);
+    }
+    let Some(flow) = job.flow else {
+        let awaited = client.awaited_flow(job.id).await?.filter(|flow| flow.0 != job.id.0);
+        let Some(flow) = awaited else { return Ok(None) };
+        return Ok(Some(format!("it waits for the end of {}", named_flow(client, flow).await?)));
+    };
+    // The members after the id before this job's: the first of them is this job.
+    let before = JobId(Uuid::from_u128(job.id.0.as_u128().saturating_sub(1)));
+    let member = client.tasks(flow, Some(before), 1).await?.pop();
+    let Some(member) = member.filter(|member| member.id == job.id && member.held) else { return Ok(None) };
+    let open: Vec<String> = member
+        .after
+        .into_iter()
+        .filter(|link| link.met.is_none())
+        .map(|link| format!("`{}`", link.task.unwrap_or_else(|| link.id.to_string())))
+        .collect();
+    let flow = named_flow(client, flow).await?;
+    let tasks = match open.as_slice() {
+        [] => {
+            return Ok(Some(format!(
+                "the tasks that it waits for have ended; {flow} releases it in a moment"
+            )));
+        }
+        [task] => format!("task {task}"),
+        tasks if tasks.len() <= NAMED_TASKS => format!("tasks {}", tasks.join(", ")),
+        tasks => format!("tasks {} and {} more", tasks[..NAMED_TASKS].join(", "), tasks.len() - NAMED_TASKS),
+    };
+    Ok(Some(format!("it waits for {tasks} of {flow}")))
+}
+
+/// A flow with its name and id.
+async fn named_flow(client: &Client, flow: FlowId) -> Result<String> {
+    Ok(format!("flow `{}` ({flow})", client.flow(flow).await?.name))
+}
+
 /// What a suspended job waits for.
 async fn suspended(client: &Client, job: &JobRecord) -> Result<Option<String>> {
     // Only a job that was leased before can be suspended.
@@ -372,27 +422,45 @@ async fn suspended(client: &Client, job: &JobRecord) -> Result<Option<String>> {
         return Ok(None);
     }
     let steps = client.steps(job.id).await?;
-    let waits: Vec<String> = steps
-        .iter()
-        .filter_map(|step| {
-            let StepState::Waiting { until } = step.state else { return None };
-            // The job may have run since it waited here.
-            if step.lease_no != job.lease_no {
-                return None;
-            }
-            let until = until.map(|until| format!(" until {until}")).unwrap_or_default();
-            Some(match step.name.strip_prefix("event:") {
-                Some(event) => format!("for the event `{event}`{until}"),
-                None => format!("in its step `{}`{until}", step.name),
-            })
-        })
-        .collect();
-    Ok((!waits.is_empty()).then(|| {
-        format!(
-            "it waits {}; an event is emitted with `longshore events emit NAME`, `POST /events` or `Client::emit`",
-            waits.join(" and ")
-        )
-    }))
+    // The job may have run since it waited in other steps.
+    let waits = steps.iter().filter(|step| step.lease_no == job.lease_no);
+    let waits = waits.filter_map(|step| match step.state {
+        StepState::Waiting { until } => Some((&step.name, until)),
+        StepState::Done(_) => None,
+    });
+    let joins = client.awaited_flow(job.id).await? == Some(FlowId(job.id.0));
+    let mut reasons = Vec::new();
+    let mut is_only_join = true;
+    for (name, until) in waits {
+        // A join has no deadline.
+        if joins && until.is_none() && !name.starts_with("event:") {
+            reasons.push(children(client, job).await?);
+            continue;
+        }
+        is_only_join = false;
+        let until = until.map(|until| format!(" until {until}")).unwrap_or_default();
+        reasons.push(match name.strip_prefix("event:") {
+            Some(event) => format!("for the event `{event}`{until}"),
+            None => format!("in its step `{name}`{until}"),
+        });
+    }
+    if reasons.is_empty() {
+        return Ok(None);
+    }
+    let remedy = if is_only_join {
+        format!("`longshore flows show {0}` or `GET /flows/{0}/tasks` lists them", job.id)
+    } else {
+        "an event is emitted with `longshore events emit NAME`, `POST /events` or `Client::emit`".to_owned()
+    };
+    Ok(Some(format!("it waits {}; {remedy}", reasons.join(" and "))))
+}
+
+async fn children(client: &Client, job: &JobRecord) -> Result<String> {
+    let flow = client.flow(FlowId(job.id.0)).await?;
+    Ok(match flow.members {
+        1 => "for its child".to_owned(),
+        members => format!("for its {members} children, of which {} have not ended", flow.open),
+    })
 }
 
 fn not_due(job: &JobRecord) -> (Reason, String) {

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use super::bodies::BodyReceiver;
 use super::problem::{ApiResult, Problem, Slug};
 use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
-use crate::job::JobId;
+use crate::job::{FlowId, JobId};
 use crate::retry::MAX_DELAY;
 
 /// The largest body of one job: the largest payload plus all other fields.
@@ -268,8 +268,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 /// The headers that concern a new job. Extracted one by one, because extracting a
 /// `HeaderMap` would copy all headers for every job.
 pub(super) struct JobHeaders {
-    pub(super) idempotency_key: Option<HeaderValue>,
-    pub(super) trace: Option<HeaderValue>,
+    pub(super) idempotency_key: Option<String>,
+    pub(super) trace: Option<String>,
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for JobHeaders {
@@ -279,12 +279,16 @@ impl<S: Send + Sync> FromRequestParts<S> for JobHeaders {
         const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
         const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
         let mut keys = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
-        let idempotency_key = keys.next().cloned();
+        let idempotency_key = keys.next().map(|key| std::str::from_utf8(key.as_bytes()).map(str::to_owned));
+        let idempotency_key = idempotency_key.transpose();
         // Either one could be the key that the sender meant.
         if keys.next().is_some() {
             return Err(Problem::bad_request("Idempotency-Key: sent more than once; send it once"));
         }
-        Ok(JobHeaders { idempotency_key, trace: parts.headers.get(TRACEPARENT).cloned() })
+        let idempotency_key =
+            idempotency_key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8; send UTF-8"))?;
+        let trace = parts.headers.get(TRACEPARENT).and_then(|trace| trace.to_str().ok());
+        Ok(JobHeaders { idempotency_key, trace: trace.map(str::to_owned) })
     }
 }
 
@@ -297,6 +301,18 @@ impl<S: Send + Sync> FromRequestParts<S> for JobIdPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let Path(text) = path::<String, S>(parts, state).await?;
         text.parse().map(JobIdPath).map_err(Problem::in_url)
+    }
+}
+
+/// The id of a flow in the path.
+pub(super) struct FlowIdPath(pub(super) FlowId);
+
+impl<S: Send + Sync> FromRequestParts<S> for FlowIdPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let Path(text) = path::<String, S>(parts, state).await?;
+        text.parse().map(FlowIdPath).map_err(Problem::in_url)
     }
 }
 

@@ -195,9 +195,19 @@ pub(super) fn payloads(requested: Option<bool>) -> Payloads {
 
 /// A page of jobs, with the URL of the next page in the `Link` header.
 pub(super) fn page_response(page: &Page, uri: &Uri) -> Response {
-    let mut response = Json(&page.jobs).into_response();
-    if let Some(next) = page.next {
-        let link = format!("<{}>; rel=\"next\"", next_url(uri, next, page.next_offset));
+    linked(&page.jobs, uri, page.next, page.next_offset)
+}
+
+/// A page of any list, with the URL of the next page in the `Link` header.
+pub(super) fn linked<T: Serialize>(
+    items: &[T],
+    uri: &Uri,
+    next: Option<JobId>,
+    next_offset: u32,
+) -> Response {
+    let mut response = Json(items).into_response();
+    if let Some(next) = next {
+        let link = format!("<{}>; rel=\"next\"", next_url(uri, next, next_offset));
         // The URL of a request always fits into a header.
         if let Ok(link) = HeaderValue::from_str(&link) {
             response.headers_mut().insert(header::LINK, link);

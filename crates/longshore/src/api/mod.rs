@@ -37,6 +37,7 @@ mod enqueue;
 mod events;
 mod explain;
 mod extract;
+mod flows;
 mod groups;
 mod health;
 mod jobs;
@@ -221,7 +222,14 @@ impl Api {
             .public([routes!(health::health)])
             .scoped(
                 Scope::Enqueue,
-                [routes!(enqueue::enqueue), routes!(batch::enqueue), routes!(steps::emit)],
+                [
+                    routes!(enqueue::enqueue),
+                    routes!(batch::enqueue),
+                    routes!(flows::enqueue),
+                    routes!(flows::add),
+                    routes!(flows::seal),
+                    routes!(steps::emit),
+                ],
             )
             .scoped(
                 Scope::Read,
@@ -230,6 +238,9 @@ impl Api {
                     routes!(jobs::get),
                     routes!(jobs::find),
                     routes!(explain::explain),
+                    routes!(flows::list),
+                    routes!(flows::get),
+                    routes!(flows::tasks),
                     routes!(stats::stats),
                     routes!(events::events),
                     routes!(steps::get),
@@ -252,6 +263,8 @@ impl Api {
                     routes!(jobs::delete),
                     routes!(jobs::cancel),
                     routes!(jobs::retry),
+                    routes!(flows::cancel),
+                    routes!(flows::retry),
                     routes!(operate::pause),
                     routes!(operate::resume),
                     routes!(operate::limit),

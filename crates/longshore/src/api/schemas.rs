@@ -298,6 +298,101 @@ pub(super) struct GroupSchema {
     next_start_at: Option<DateTime<Utc>>,
 }
 
+/// A flow: a graph of jobs.
+#[derive(ToSchema)]
+#[schema(as = Flow)]
+#[expect(dead_code, reason = "describes what `FlowRecord` serialises to")]
+pub(super) struct FlowSchema {
+    /// A UUID v7. The children of a job are the flow with the id of the job.
+    id: Uuid,
+    /// For people; not unique. The children of a job have the name of its kind.
+    name: String,
+    status: FlowStatusSchema,
+    /// How many jobs the flow has.
+    members: u64,
+    /// How many of them have not ended.
+    open: u64,
+    /// How many of them failed or were cancelled. Tasks that were skipped do not count.
+    failed: u64,
+    /// Whether no more jobs can be added.
+    sealed: bool,
+    /// Whether the flow is being cancelled, or was.
+    cancelled: bool,
+    #[schema(required)]
+    idempotency_key: Option<String>,
+    created_at: DateTime<Utc>,
+    /// When the flow is cancelled if it has not ended.
+    #[schema(required)]
+    deadline: Option<DateTime<Utc>>,
+    #[schema(required)]
+    ended_at: Option<DateTime<Utc>>,
+}
+
+/// The status of a flow.
+#[derive(ToSchema)]
+#[schema(as = FlowStatus, rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes what `FlowStatus` serialises to")]
+pub(super) enum FlowStatusSchema {
+    /// It has not ended.
+    Running,
+    /// All jobs succeeded, or were skipped because they were not needed.
+    Succeeded,
+    /// A job failed or was cancelled.
+    Failed,
+    /// The flow was cancelled, or its deadline passed.
+    Cancelled,
+}
+
+/// A job of a flow.
+#[derive(ToSchema)]
+#[schema(as = FlowTask)]
+#[expect(dead_code, reason = "describes what `TaskRecord` serialises to")]
+pub(super) struct TaskSchema {
+    /// The id of the job.
+    id: Uuid,
+    /// Its name in the flow. Jobs that were added later have none, and children that of their step.
+    #[schema(required)]
+    task: Option<String>,
+    kind: String,
+    queue: String,
+    status: StatusSchema,
+    /// Whether it waits for other jobs of the flow.
+    held: bool,
+    /// Whether it was cancelled because it could never start.
+    skipped: bool,
+    /// What it waits or waited for.
+    after: Vec<TaskLinkSchema>,
+}
+
+/// What a job of a flow waits or waited for.
+#[derive(ToSchema)]
+#[schema(as = FlowLink)]
+#[expect(dead_code, reason = "describes what `LinkRecord` serialises to")]
+pub(super) struct TaskLinkSchema {
+    /// The id of the other job.
+    id: Uuid,
+    /// Its name in the flow.
+    #[schema(required)]
+    task: Option<String>,
+    condition: ConditionSchema,
+    /// Whether the condition is met; null if the other job has not ended.
+    #[schema(required)]
+    met: Option<bool>,
+}
+
+/// What has to become of another task.
+#[derive(ToSchema)]
+#[schema(as = Condition, rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes what `Condition` serialises to")]
+pub(super) enum ConditionSchema {
+    /// It has succeeded.
+    Succeeded,
+    /// It has ended, whatever its outcome.
+    Ended,
+    /// It has failed, or was cancelled or skipped.
+    Failed,
+}
+
 /// A worker process.
 #[derive(ToSchema)]
 #[schema(as = Worker)]

@@ -94,9 +94,12 @@ impl Client {
         storing.instrument(span).await
     }
 
-    /// Waits until workers have been notified of every job that is due so far. For
-    /// programs that exit right afterwards. Without it, polling finds the jobs.
+    /// Waits until workers have been notified of every job that is due so far, and flows have followed the
+    /// jobs that this client has ended. For programs that exit right afterwards. Without it, polling
+    /// finds the jobs, and upkeep follows the flows.
     pub async fn flush(&self) {
+        // First, because it may release jobs.
+        self.finish_advancing().await;
         self.notifier.flush().await;
     }
 }

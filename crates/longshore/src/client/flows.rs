@@ -66,7 +66,14 @@ impl Client {
     /// # }).unwrap();
     /// ```
     pub async fn enqueue_flow(&self, flow: Flow) -> Result<FlowRecord> {
-        Ok(self.put_flow(flow).await?.1)
+        let span = batch_span();
+        let flow = span.in_scope(|| flow.validate())?;
+        span.record("jobs", flow.members.len());
+        let storing = async {
+            self.check_flow(&flow).await?;
+            self.put_flow(&flow).await
+        };
+        Ok(storing.instrument(span).await?.1)
     }
 
     /// Stores a flow in the caller's own transaction: it exists if and only if that commits.
@@ -95,24 +102,17 @@ impl Client {
         })
     }
 
-    /// As [`enqueue_flow`](Self::enqueue_flow), and says whether the flow is new.
-    pub(crate) async fn put_flow(&self, flow: Flow) -> Result<(PutFlow, FlowRecord)> {
-        let span = batch_span();
-        let flow = span.in_scope(|| flow.validate())?;
-        span.record("jobs", flow.members.len());
-        let storing = async {
-            self.check_flow(&flow).await?;
-            let stored = self.store.put_flow(&flow).await?;
-            let id = match stored {
-                PutFlow::Created => {
-                    self.notifier.notify(flow.startable().map(|job| (job.queue.as_str(), job.when)));
-                    flow.id
-                }
-                PutFlow::Existing(id) => id,
-            };
-            Ok((stored, self.flow(id).await?))
+    /// Stores a flow whose kinds and payloads have been checked, and says whether it is new.
+    pub(crate) async fn put_flow(&self, flow: &NewFlow) -> Result<(PutFlow, FlowRecord)> {
+        let stored = self.store.put_flow(flow).await?;
+        let id = match stored {
+            PutFlow::Created => {
+                self.notifier.notify(flow.startable().map(|job| (job.queue.as_str(), job.when)));
+                flow.id
+            }
+            PutFlow::Existing(id) => id,
         };
-        storing.instrument(span).await
+        Ok((stored, self.flow(id).await?))
     }
 
     async fn check_flow(&self, flow: &NewFlow) -> Result<()> {
@@ -155,12 +155,18 @@ impl Client {
             let checked = self.check_job(&member.job.kind, &member.job.payload).await;
             checked.map_err(|error| error.in_item("jobs", i))?;
         }
-        match self.store.add_members(flow, &members).await? {
+        self.add_members(flow, &members).await
+    }
+
+    /// Adds jobs whose kinds and payloads have been checked to a flow.
+    pub(crate) async fn add_members(&self, flow: FlowId, members: &[NewMember]) -> Result<()> {
+        match self.store.add_members(flow, members).await? {
             Added::Stored => {}
             Added::NotFound => return Err(not_found(flow)),
             Added::Sealed => {
                 return Err(Error::conflict(format!(
-                    "flow {flow} is sealed; leave it open (`Flow::open`) until all jobs are added"
+                    "flow {flow} is sealed; create flows with `sealed: false` (`Flow::open`) and seal them after the \
+                     last part"
                 )));
             }
             Added::Cancelled => {
@@ -201,9 +207,11 @@ impl Client {
     /// nothing else starts. Callbacks run when the flow has ended. Returns a conflict error if the flow
     /// has ended.
     pub async fn cancel_flow(&self, id: FlowId) -> Result<CancelledFlow> {
-        if !self.store.flag_cancelled(id).await? {
-            let flow = self.flow(id).await?;
-            if flow.ended_at.is_some() {
+        if !self.store.flag_cancelled(id).await? && self.flow(id).await?.ended_at.is_some() {
+            // A retry may have reopened members, and the flow may not have followed that yet.
+            self.advance_flows().await?;
+            if !self.store.flag_cancelled(id).await? {
+                let flow = self.flow(id).await?;
                 return Err(Error::conflict(format!(
                     "flow {id} has already ended as {}; retry it if its failed part should run again",
                     flow.status.as_str()
@@ -276,7 +284,10 @@ fn too_many(what: String) -> Error {
 }
 
 /// Checks jobs that become members of a flow, without links.
-fn members(task: Option<&str>, jobs: impl IntoIterator<Item = impl Into<NewJob>>) -> Result<Vec<NewMember>> {
+pub(crate) fn members(
+    task: Option<&str>,
+    jobs: impl IntoIterator<Item = impl Into<NewJob>>,
+) -> Result<Vec<NewMember>> {
     let mut members = Vec::new();
     for (i, job) in jobs.into_iter().enumerate() {
         if i == MAX_PART {
@@ -379,6 +390,12 @@ impl Client {
 }
 
 impl Client {
+    /// Returns the flow whose end a waiting job waits for: that of a callback, or its own children.
+    #[cfg(feature = "api")]
+    pub(crate) async fn awaited_flow(&self, id: JobId) -> Result<Option<FlowId>> {
+        self.store.awaited_flow(id).await
+    }
+
     /// Stores children of a running job.
     #[cfg_attr(not(feature = "worker"), expect(dead_code, reason = "handlers spawn children"))]
     pub(crate) async fn spawn_children(
@@ -415,14 +432,29 @@ impl Client {
             let state = &client.advancer.state;
             loop {
                 state.store(RUNNING, Ordering::Release);
-                if let Err(error) = client.advance_flows().await {
-                    tracing::debug!(%error, "could not follow changes of flows now; upkeep tries again");
-                }
+                client.try_to_advance().await;
                 if state.compare_exchange(RUNNING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                     return;
                 }
             }
         });
+    }
+}
+
+impl Client {
+    /// Waits until the task in the background has followed the changes that this client has stored. A task
+    /// that is dropped halfway holds a flow until its connection is closed.
+    pub(super) async fn finish_advancing(&self) {
+        while self.advancer.state.load(Ordering::Acquire) != IDLE {
+            self.try_to_advance().await;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn try_to_advance(&self) {
+        if let Err(error) = self.advance_flows().await {
+            tracing::debug!(%error, "could not follow changes of flows now; upkeep tries again");
+        }
     }
 }
 

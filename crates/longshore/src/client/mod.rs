@@ -43,6 +43,8 @@ pub use check::RepairMode;
 #[cfg(feature = "api")]
 pub(crate) use enqueue::batch_span;
 pub use enqueue::{CallerTransaction, Enqueueing};
+#[cfg(feature = "api")]
+pub(crate) use flows::members;
 pub use flows::{CancelledFlow, RetriedFlow};
 pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};

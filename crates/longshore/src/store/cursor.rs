@@ -418,6 +418,20 @@ impl ClaimCursor {
         }
     }
 
+    /// Moves the position in a line after a group was served at `now`. Claims that run at the same time
+    /// commit in any order, so turns that sort before this one may still be committed. A claim that
+    /// did not see them would give their share to the few groups that it sees.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has one writer"))]
+    pub(crate) fn pass_served_turn(
+        &mut self,
+        queue: &str,
+        priority: i16,
+        position: LinePosition,
+        now: DateTime<Utc>,
+    ) {
+        self.pass_turn(queue, priority, position.min(LinePosition { at: now - LATE_COMMIT, id: 0 }));
+    }
+
     /// The position in a group.
     pub(crate) fn position_in_group(&self, queue: &str, group: &str, priority: i16) -> Option<Position> {
         if self.groups.is_empty() {

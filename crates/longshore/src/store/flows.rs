@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::Lease;
 use crate::enqueue::ValidJob;
+use crate::error::Error;
 use crate::flow::Condition;
 use crate::job::{FlowId, JobId, Outcome, Status, WorkerId};
 
@@ -281,6 +282,21 @@ pub struct Advanced {
     pub ended: Vec<FlowStatus>,
     /// Whether to look again: there may be more changes.
     pub more: bool,
+}
+
+impl Advanced {
+    /// Adds what another step did.
+    pub(crate) fn add(&mut self, other: Advanced) {
+        self.queues.extend(other.queues);
+        self.ended.extend(other.ended);
+        self.emitted |= other.emitted;
+        self.more |= other.more;
+    }
+}
+
+/// Logs that the database refused to follow the changes of a flow.
+pub(crate) fn warn_of_refused_flow(flow_id: FlowId, error: &Error) {
+    tracing::warn!(%flow_id, %error, "could not follow the changes of the flow; trying again later");
 }
 
 /// What one step of cancelling a flow did.

@@ -64,7 +64,7 @@ pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
     NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
 };
-pub(crate) use flows::{FLOW_EVENT, flow_event};
+pub(crate) use flows::{FLOW_EVENT, flow_event, warn_of_refused_flow};
 pub(crate) use groups::next_start;
 pub use groups::{GroupChange, GroupRecord, PlaceInLine};
 pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
@@ -399,6 +399,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Returns the jobs that a job waited for, with their results.
     async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>>;
+
+    /// Returns the flow whose end a waiting job waits for: a callback waits for its flow, and a job
+    /// that joins its children for the flow with its own id.
+    async fn awaited_flow(&self, id: JobId) -> Result<Option<FlowId>>;
 
     /// Lists up to `limit` members of a flow after `after`, ordered by id, with their results.
     async fn results(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<ParentRecord>>;

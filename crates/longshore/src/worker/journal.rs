@@ -114,7 +114,6 @@ impl Journal {
     }
 
     /// Records that a step was stored outside of the lane.
-    #[cfg(feature = "postgres")]
     pub(super) fn mark_progress(&self) {
         self.has_progressed.store(true, Ordering::Release);
     }

@@ -50,6 +50,7 @@ cases! {
     a_worker_runs_a_flow_from_its_first_to_its_last_task,
     flows_are_listed_newest_first,
     the_last_two_parents_release_a_child_once,
+    a_flow_that_cannot_be_stored_delays_no_other,
 }
 
 cases! {
@@ -363,12 +364,22 @@ async fn cancelling_a_flow_ends_all_of_its_members(fixture: Fixture) {
     let again = fixture.cancel_flow(flow).await.expect_err("it has ended");
     assert!(again.is_conflict(), "{again}");
     assert!(fixture.cancel_flow(FlowId::new()).await.expect_err("unknown").is_not_found());
+    // A flow that was left open ends too.
+    let open = put(&fixture, Flow::new("open").open()).await.id;
+    fixture.cancel_flow(open).await.expect("cancel_flow");
+    follow(&fixture).await;
+    assert_eq!(record(&fixture, open).await.status, FlowStatus::Cancelled);
+    let refused = fixture.add_to_flow(open, [job("late")]).await.expect_err("it was cancelled");
+    assert!(refused.is_conflict() && refused.to_string().contains("cancelled"), "{refused}");
 }
 
 async fn a_cancel_that_was_cut_off_is_resumed(fixture: Fixture) {
     let flow = put(&fixture, fan_out((0..5).map(|n| named(&format!("t{n}"))))).await.id;
     assert!(fixture.store().flag_cancelled(flow).await.expect("flag"));
     fixture.store().cancel_members(flow, None, 2).await.expect("a first step");
+    fixture.do_pending().await.expect("do_pending");
+    assert_eq!(fixture.count(Status::Cancelled).await, 2, "the process may still be alive");
+    fixture.advance(11 * SECOND).await;
     fixture.do_pending().await.expect("do_pending");
     follow(&fixture).await;
     assert_eq!(record(&fixture, flow).await.status, FlowStatus::Cancelled);
@@ -778,13 +789,45 @@ async fn the_last_two_parents_release_a_child_once(fixture: Fixture) {
             client.advance_flows().await.expect("advance_flows");
         };
         tokio::join!(settle(fixture.client(), &claimed[0]), settle(other.clone(), &claimed[1]));
-        // Whoever lost the race for the flow's lock leaves it to the other.
-        follow(&fixture).await;
+        // Whoever lost the race for the flow's lock leaves it to the other, which may still be at it.
+        let released = || async { statuses(&fixture, flow).await["c"] == "queued" };
+        until("the child is released", released).await;
         let last = fixture.claim_one(worker).await;
         fixture.must_finish(&last, done_without_result()).await;
-        follow(&fixture).await;
-        assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+        let has_ended = || async {
+            follow(&fixture).await;
+            record(&fixture, flow).await.status == FlowStatus::Succeeded
+        };
+        until("the flow ends", has_ended).await;
+        assert!(fixture.claim(worker, 9).await.is_empty());
     }
+}
+
+async fn a_flow_that_cannot_be_stored_delays_no_other(fixture: Fixture) {
+    let bad = put(&fixture, chain![named("a"), named("b")].name("bad")).await.id;
+    let good = put(&fixture, chain![named("c"), named("d")]).await.id;
+    let (refuse, accept) = match fixture.engine() {
+        Engine::Postgres => (
+            "create function refuse() returns trigger language plpgsql as
+             $$ begin raise exception 'no'; end $$;
+             create trigger refuse before update on flows for each row when (new.name = 'bad') execute function refuse()",
+            "drop trigger refuse on flows",
+        ),
+        Engine::Sqlite => (
+            "create trigger refuse before update on flows when new.name = 'bad'
+             begin select raise(abort, 'no'); end",
+            "drop trigger refuse",
+        ),
+    };
+    fixture.sql(refuse, None).await;
+    let worker = fixture.worker().await;
+    for claimed in fixture.claim(worker, 9).await {
+        fixture.must_finish(&claimed, done()).await;
+    }
+    expect(&fixture, good, [("c", "succeeded"), ("d", "queued")]).await;
+    expect(&fixture, bad, [("a", "succeeded"), ("b", "held")]).await;
+    fixture.sql(accept, None).await;
+    expect(&fixture, bad, [("a", "succeeded"), ("b", "queued")]).await;
 }
 
 async fn sql_enqueues_a_flow(fixture: Fixture) {

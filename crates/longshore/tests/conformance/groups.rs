@@ -67,6 +67,7 @@ cases! {
     only on postgres:
     an_enqueue_in_an_open_transaction_is_found_after_its_group_was_drained,
     a_group_that_another_claim_serves_is_passed_by,
+    a_group_gets_only_its_share_while_another_claim_serves_the_rest,
     sql_enqueues_into_a_group,
 }
 
@@ -837,21 +838,33 @@ async fn an_enqueue_in_an_open_transaction_is_found_after_its_group_was_drained(
     assert_eq!(fixture.claim(worker, 9).await.len(), 1);
 }
 
+/// What a claim does that serves the group `acme`.
+const LOCK_ACME: &str = "
+    select pg_advisory_xact_lock(
+             hashtextextended('\"' || current_schema() || '\".groups:default' || chr(31) || 'acme', 0))";
+
 async fn a_group_that_another_claim_serves_is_passed_by(fixture: Fixture) {
     add(&fixture, "acme", 2).await;
     add(&fixture, "globex", 2).await;
     let mut connection = fixture.postgres().await;
     let mut other = connection.begin().await.expect("begin");
-    sqlx::query(
-        "select pg_advisory_xact_lock(hashtextextended('\"' || current_schema() || '\".groups:default' || chr(31) || 'acme', 0))",
-    )
-    .execute(&mut *other)
-    .await
-    .expect("lock");
+    sqlx::query(LOCK_ACME).execute(&mut *other).await.expect("lock");
     let worker = fixture.worker().await;
     assert_eq!(per_group(&fixture.claim(worker, 9).await), counts([("globex", 2)]));
     other.rollback().await.expect("rollback");
     assert_eq!(per_group(&fixture.claim(worker, 9).await), counts([("acme", 2)]));
+}
+
+async fn a_group_gets_only_its_share_while_another_claim_serves_the_rest(fixture: Fixture) {
+    add(&fixture, "acme", 60).await;
+    add(&fixture, "globex", 60).await;
+    let mut connection = fixture.postgres().await;
+    let mut other = connection.begin().await.expect("begin");
+    sqlx::query(LOCK_ACME).execute(&mut *other).await.expect("lock");
+    let worker = fixture.worker().await;
+    assert_eq!(per_group(&fixture.claim(worker, 40).await), counts([("globex", 20)]));
+    other.rollback().await.expect("rollback");
+    assert_eq!(per_group(&fixture.claim(worker, 40).await), counts([("acme", 20), ("globex", 20)]));
 }
 
 async fn sql_enqueues_into_a_group(fixture: Fixture) {

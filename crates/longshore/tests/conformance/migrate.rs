@@ -41,12 +41,13 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
 /// Removes everything that later migrations added to version 1.
 async fn downgrade_to_version_one(fixture: &Fixture) {
     let drop_triggers = match fixture.engine() {
-        Engine::Postgres => "drop function refuse_old_worker cascade; drop sequence turn_ids cascade",
+        Engine::Postgres => "drop function refuse_old_worker cascade; drop sequence turn_ids, flow_change_ids cascade",
         Engine::Sqlite => "drop trigger refuse_old_worker; drop trigger refuse_old_heartbeat",
     };
     fixture.sql(drop_triggers, None).await;
     const UNDO: &str = "
         drop table flows;
+        drop table flow_changes;
         drop table links;
         drop table groups;
         drop table turns;
@@ -64,6 +65,9 @@ async fn downgrade_to_version_one(fixture: &Fixture) {
         alter table jobs drop column task;
         alter table ready drop column grp;
         alter table ready drop column flow;
+        alter table ready drop column held;
+        alter table finished drop column flow;
+        alter table finished drop column skipped;
         alter table running drop column grp;
         alter table running drop column flow;
         alter table running drop column gate;

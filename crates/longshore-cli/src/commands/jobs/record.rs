@@ -32,6 +32,11 @@ pub(super) struct Job {
     cancel_requested: bool,
     idempotency_key: Option<String>,
     unique_key: Option<String>,
+    /// Absent in the replies of older servers, as is the next field.
+    #[serde(default)]
+    flow: Option<Uuid>,
+    #[serde(default)]
+    task: Option<String>,
     tags: Vec<String>,
     flags: Vec<String>,
     context: Option<String>,
@@ -70,6 +75,8 @@ pub(super) fn print(job: &Job, out: &Out) {
         ("kind", Some(job.kind.clone())),
         ("queue", Some(job.queue.clone())),
         ("status", Some(job.status.to_string())),
+        ("flow", job.flow.map(|flow| flow.to_string())),
+        ("task", job.task.clone()),
         ("cancel requested", job.cancel_requested.then(|| "yes".into())),
         ("priority", Some(job.priority.to_string())),
         ("attempts", Some(format!("{} of {}", job.attempts, job.max_attempts))),

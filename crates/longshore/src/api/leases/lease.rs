@@ -106,6 +106,9 @@ pub(in crate::api) struct LeasedJob {
     /// How long this attempt may take; null means no limit.
     #[schema(required)]
     timeout_seconds: Option<f64>,
+    /// The flow that the job is a member of.
+    #[schema(required)]
+    flow: Option<Uuid>,
     flags: Vec<String>,
     tags: Vec<String>,
     /// The W3C trace context of the enqueue.
@@ -127,6 +130,7 @@ impl From<Claimed> for LeasedJob {
             max_attempts: job.max_attempts(),
             interruptions: job.interruptions(),
             timeout_seconds: job.timeout().map(|timeout| timeout.as_secs_f64()),
+            flow: job.flow().map(|flow| flow.0),
             flags: job.flags().to_vec(),
             tags: job.tags().to_vec(),
             traceparent: job.trace().map(str::to_owned),

@@ -20,9 +20,11 @@ use crate::flow::{
 use crate::job::{FlowId, JobId, Outcome, WorkerId};
 use crate::store::{
     Advanced, CancelledMembers, FlowRecord, Pending, Retention, RetriedMembers, flow_event, millis,
+    warn_of_refused_flow,
 };
 
-/// Notes the end of members of flows in `$rows`: id, flow. `$succeeded` says how they ended.
+/// Notes the end of members of flows in `$rows`: id, flow. `$succeeded` says how they ended. Sorted, so that
+/// changes are in the same order on both engines.
 macro_rules! note_ends {
     ($rows:literal, $succeeded:literal) => {
         concat!(
@@ -37,7 +39,8 @@ macro_rules! note_ends {
         from ",
             $rows,
             " n
-       where n.flow is not null)"
+       where n.flow is not null
+       order by n.id)"
         )
     };
 }
@@ -66,7 +69,7 @@ pub(super) use delete_links;
 const PENDING: &str = "
     select exists (select 1 from longshore.events where fresh),
            exists (select 1 from longshore.flow_changes),
-           exists (select 1 from longshore.flows where cancelling)
+           exists (select 1 from longshore.flows where cancelling_at < longshore.clock() - interval '10 seconds')
              or exists (
                   select 1
                     from longshore.flows
@@ -86,9 +89,10 @@ async fn has_changes(tx: &mut Tx<'_>) -> Sql<bool> {
     Ok(sqlx::query_scalar(tx.sql(HAS_CHANGES)).fetch_one(&mut *tx.connection).await?)
 }
 
-/// Locks up to 32 flows with changes, of the first 256. Flows that others have locked are skipped:
-/// whoever has locked one looks again after its commit.
-const LOCK_CHANGED: &str = "
+/// The first 256 flows with changes.
+macro_rules! changed_flows {
+    () => {
+        "
     with recursive changed as (
       (select flow, 1 as nth
          from longshore.flow_changes
@@ -103,13 +107,25 @@ const LOCK_CHANGED: &str = "
                 where c.flow > changed.flow
                 order by c.flow
                 limit 1) as next
-       where changed.nth < 256)
+       where changed.nth < 256)"
+    };
+}
+
+const CHANGED: &str = concat!(changed_flows!(), " select flow from changed");
+
+/// Locks up to 32 flows with changes, or only `$1`. Flows that others have locked are skipped:
+/// whoever has locked one looks again after its commit.
+const LOCK_CHANGED: &str = concat!(
+    changed_flows!(),
+    "
     select f.id, f.open, f.failed, f.sealed, f.cancelled, f.ended_at is not null, f.owned
       from longshore.flows f
      where f.id = any(array(select flow from changed))
+       and ($1::uuid is null or f.id = $1)
      order by f.id
      limit 32
-       for no key update skip locked";
+       for no key update skip locked"
+);
 
 /// A locked flow.
 struct LockedFlow {
@@ -138,10 +154,32 @@ pub(super) async fn advance(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
     if !has_changes(tx).await? {
         return Ok(Advanced::default());
     }
+    match advance_together(tx, None, limit).await {
+        Err(fault) if fault.is_refusal() => advance_one_by_one(tx, limit).await,
+        done => done,
+    }
+}
+
+/// One flow that the database does not let us change, or with a job that another transaction has
+/// locked, must not keep the others from advancing.
+async fn advance_one_by_one(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
+    let mut all = Advanced::default();
+    let flows: Vec<Uuid> = sqlx::query_scalar(tx.sql(CHANGED)).fetch_all(&mut *tx.connection).await?;
+    for flow in flows {
+        match advance_together(tx, Some(flow), limit).await {
+            Err(fault) if fault.is_refusal() => warn_of_refused_flow(FlowId(flow), &fault.into()),
+            done => all.add(done?),
+        }
+    }
+    Ok(all)
+}
+
+/// Follows changes of several flows, or only of one.
+async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     tx.limit_lock_waits(Duration::from_secs(2)).await?;
-    let mut flows = lock_changed(tx).await?;
+    let mut flows = lock_changed(tx, only).await?;
     if flows.is_empty() {
         sqlx::query(tx.sql(FORGET_CHANGES)).execute(&mut *tx.connection).await?;
         transaction.commit().await?;
@@ -169,9 +207,9 @@ pub(super) async fn advance(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
     Ok(advanced)
 }
 
-async fn lock_changed(tx: &mut Tx<'_>) -> Sql<BTreeMap<Uuid, LockedFlow>> {
+async fn lock_changed(tx: &mut Tx<'_>, only: Option<Uuid>) -> Sql<BTreeMap<Uuid, LockedFlow>> {
     let mut flows = BTreeMap::new();
-    for row in sqlx::query(tx.sql(LOCK_CHANGED)).fetch_all(&mut *tx.connection).await? {
+    for row in sqlx::query(tx.sql(LOCK_CHANGED)).bind(only).fetch_all(&mut *tx.connection).await? {
         let counts = Counts {
             open: row.try_get(1)?,
             failed: row.try_get(2)?,
@@ -445,7 +483,8 @@ const END_WAITING: &str = "
       insert into longshore.flow_changes (flow, job, succeeded, failure)
       select flow, id, false, false
         from deleted
-       where flow is not null)
+       where flow is not null
+       order by id)
     select count(*) from deleted";
 
 async fn end_waiting(tx: &mut Tx<'_>, ids: &[Uuid], reasons: &[String]) -> Sql<u64> {
@@ -535,11 +574,12 @@ async fn delete_changes(tx: &mut Tx<'_>, rows: &[i64]) -> Sql<()> {
     Ok(())
 }
 
-/// Flags a flow that has not ended. A cancel is complete when its walk has ended.
+/// Flags a flow that has not ended. Nothing can be added to it any more, so that it ends.
 const FLAG_CANCELLED: &str = "
     update longshore.flows
        set cancelled = true,
-           cancelling = true
+           cancelling_at = longshore.clock(),
+           sealed = true
      where id = $1
        and ended_at is null
        and not cancelled";
@@ -574,11 +614,18 @@ const ARE_ALL_CANCELLED: &str = "
     select not exists (select 1 from longshore.ready where id = any($1))
        and not exists (select 1 from longshore.running where id = any($1) and not cancel_requested)";
 
+/// The walk goes on. Others resume it if it makes no further step for 10 s.
+const CONTINUE_WALK: &str = "
+    update longshore.flows
+       set cancelling_at = longshore.clock()
+     where id = $1
+       and cancelling_at is not null";
+
 /// Ends the walk, and lets `advance` look at the flow: it may have no open member.
 const END_WALK: &str = "
     with ended as (
       update longshore.flows
-         set cancelling = false
+         set cancelling_at = null
        where id = $1
       returning id)
     insert into longshore.flow_changes (flow)
@@ -607,16 +654,15 @@ pub(super) async fn cancel_members(
         }
     }
     done.next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
-    if done.next.is_none() {
-        sqlx::query(tx.sql(END_WALK)).bind(flow.0).execute(&mut *tx.connection).await?;
-    }
+    let step = if done.next.is_none() { END_WALK } else { CONTINUE_WALK };
+    sqlx::query(tx.sql(step)).bind(flow.0).execute(&mut *tx.connection).await?;
     Ok(done)
 }
 
 const FLOWS_TO_CANCEL: &str = "
     select id
       from longshore.flows
-     where cancelling
+     where cancelling_at < longshore.clock() - interval '10 seconds'
      union
     select id
       from longshore.flows
@@ -708,7 +754,7 @@ const REOPEN_FLOW: &str = "
        set open = open + $2,
            failed = failed - $3,
            cancelled = false,
-           cancelling = false,
+           cancelling_at = null,
            deadline = case when deadline > longshore.clock() then deadline end,
            ended_at = null
      where id = $1";

@@ -26,9 +26,10 @@ const MAX_MERGED: i64 = 1000;
 /// How soon to claim again if another claim served a group.
 const PASSED_BY_PAUSE: TimeDelta = TimeDelta::milliseconds(5);
 
-/// Reads up to 1,000 due turns of the lines of priority `$5`, which have up to 64 groups, and locks up
-/// to `$6` of these groups: those that no other claim serves at the moment. `$7` and `$8` are groups
-/// from which this claim could take nothing.
+/// Reads up to 1,000 due turns of the lines of priority `$5`, which have up to 128 groups, and locks up
+/// to `$6` of these groups: those that no other claim serves at the moment. The groups are twice as many
+/// as a claim serves, so that two claims at the same time both find enough on their first page. `$7` and
+/// `$8` are groups to leave out.
 const LOCK_GROUPS: &str = "
     with line as materialized (
       select t.queue, t.grp, t.at, t.id, row_number() over (order by t.at, t.id) as nth
@@ -60,7 +61,7 @@ const LOCK_GROUPS: &str = "
         from line l
        group by l.queue, l.grp
        order by 3
-       limit 64)
+       limit 128)
     select longshore.clock(), (select count(*) from folded), g.queue, g.grp, g.at, g.id
       from (select 1) as one_row
       left join (select *
@@ -72,12 +73,15 @@ const LOCK_GROUPS: &str = "
                   where pg_try_advisory_xact_lock(hashtextextended('longshore.groups:' || g.queue || chr(31) || g.grp, 0))
                   limit $6) as g on true";
 
-/// Deletes the turns of these groups at one priority, exactly those that this statement sees, and
-/// returns what limits each group. Of very many turns, some stay in line ([`MAX_MERGED`]).
+/// Deletes the turns of these groups at one priority from the group's place in line on, exactly those
+/// that this statement sees, and returns what limits each group. Of very many turns, some stay in line
+/// ([`MAX_MERGED`]). It does not look before the place: while a snapshot is held, all earlier turns of the
+/// group are there, deleted but not removed. A turn that was committed there late is found by a head scan.
 const VISIT: &str = "
     with visited as materialized (
       select *
-        from unnest((select $1::text[]), (select $2::text[])) with ordinality as v(queue, grp, nth)),
+        from unnest((select $1::text[]), (select $2::text[]), (select $4::timestamptz[])) with ordinality
+          as v(queue, grp, place_at, nth)),
     deleted as (
       delete from longshore.turns
        where ctid = any(array(
@@ -89,6 +93,7 @@ const VISIT: &str = "
                          where w.queue = v.queue
                            and w.grp = v.grp
                            and w.priority = (select $3::int2)
+                           and w.at >= v.place_at
                          order by w.at
                          limit 1000) as t))
       returning queue, grp, at, id, allowance),
@@ -202,8 +207,13 @@ const TAKE_FROM_GROUPS: &str = concat!(
       returning *),",
     lease_taken!(
         "$7",
-        "(select s.gate from served s where s.queue = t.queue and s.grp = t.grp)",
-        ", t.queue, t.priority, t.interruptions, t.grp, (select s.gate from served s where s.queue = t.queue and s.grp = t.grp)"
+        // Only if a group has a limit: the lookup reads all groups for every job.
+        "case when (select bool_or(s.gate is not null) from served s) then (
+               select s.gate
+                 from served s
+                where s.grp = t.grp
+                  and s.queue = t.queue) end",
+        ", t.queue, t.priority, t.interruptions, t.grp"
     ),
 );
 
@@ -295,7 +305,8 @@ pub(super) async fn take_from_groups(
         }
         let page = lock_groups(tx, request, cursor, priority, groups, room, &skipped).await?;
         let Some(page) = page else { return Ok(merges_more) };
-        if page.groups.len() < page.seen.min(groups) {
+        let passed_by = page.groups.len() < page.seen.min(groups);
+        if passed_by {
             cursor.note_next_start(page.now + PASSED_BY_PAUSE);
         }
         if page.groups.is_empty() {
@@ -305,8 +316,11 @@ pub(super) async fn take_from_groups(
         merges_more |= serve(tx, request, cursor, jobs, priority, left, room, &page).await?;
         let started: HashSet<(&str, &str)> =
             jobs[first..].iter().map(|job| (&*job.queue, job.group.as_deref().unwrap_or_default())).collect();
-        let is_skipped =
-            |locked: &&Locked| !started.contains(&(locked.queue.as_str(), locked.group.as_str()));
+        // While another claim serves the rest of the line, no group is served twice: it would get more
+        // than its share.
+        let is_skipped = |locked: &&Locked| {
+            passed_by || !started.contains(&(locked.queue.as_str(), locked.group.as_str()))
+        };
         skipped.extend(page.groups.iter().filter(is_skipped).map(Locked::key));
         locked += page.groups.len();
         if locked >= MAX_LOCKED {
@@ -376,7 +390,8 @@ async fn serve(
 ) -> Sql<bool> {
     let (now, first_new) = (page.now, jobs.len());
     let visited = visit(tx, page, priority).await?;
-    let quantum = quantum(wanted, page.seen);
+    // The share does not depend on how many groups another claim has left.
+    let quantum = quantum(wanted, page.seen.min(MAX_GROUPS));
     let mut startable = room.startable;
     let mut rooms = Vec::with_capacity(visited.len());
     let mut assigned = HashMap::<&str, usize>::new();
@@ -422,7 +437,9 @@ async fn serve(
                 may_pass &= count == 0;
             }
         }
-        if may_pass {
+        if may_pass && count > 0 {
+            cursor.pass_served_turn(&locked.queue, priority, locked.place, now);
+        } else if may_pass {
             cursor.pass_turn(&locked.queue, priority, locked.place);
         }
         if let Turn::At { at, paced_until: Some(_) } = turn
@@ -452,6 +469,7 @@ async fn visit(tx: &mut Tx<'_>, page: &Page, priority: i16) -> Sql<Vec<Visited>>
         .bind(page.groups.iter().map(|locked| locked.queue.as_str()).collect::<Vec<_>>())
         .bind(page.groups.iter().map(|locked| locked.group.as_str()).collect::<Vec<_>>())
         .bind(priority)
+        .bind(page.groups.iter().map(|locked| locked.place.at).collect::<Vec<_>>())
         .fetch_all(&mut *tx.connection)
         .await?;
     let mut visited = Vec::with_capacity(rows.len());
@@ -513,12 +531,18 @@ async fn take(
         .bind(request.worker.0);
     let query = bind_filter(query, request).bind(priority).bind(wanted as i64).bind(suspect);
     let rows = query.fetch_all(&mut *tx.connection).await?;
+    let gated: HashSet<(&str, &str)> = groups()
+        .zip(visited)
+        .filter(|(_, group)| group.visit.gate.max_running.is_some())
+        .map(|(locked, _)| (locked.queue.as_str(), locked.group.as_str()))
+        .collect();
     let mut reader = Reader::new(request.worker, page.now, None);
     for row in &rows {
         if let Some(id) = row.try_get::<Option<uuid::Uuid>, _>(1)? {
             let mut job = reader.read(row, JobId(id))?;
-            job.group = row.try_get::<Option<&str>, _>(15)?.map(Into::into);
-            job.gated = row.try_get::<Option<i32>, _>(16)?.is_some();
+            let group = row.try_get::<Option<&str>, _>(15)?;
+            job.gated = group.is_some_and(|group| gated.contains(&(&*job.queue, group)));
+            job.group = group.map(Into::into);
             jobs.push(job);
         }
     }

@@ -144,11 +144,11 @@ pub(super) async fn add_members(tx: &mut Tx<'_>, flow: FlowId, members: &[NewMem
     if stored == ids.len() as i64 {
         return Ok(Added::Stored);
     }
-    if is_sealed {
-        return Ok(Added::Sealed);
-    }
     if is_cancelled {
         return Ok(Added::Cancelled);
+    }
+    if is_sealed {
+        return Ok(Added::Sealed);
     }
     if before as usize + members.len() > MAX_MEMBERS {
         return Ok(Added::Full);
@@ -393,6 +393,32 @@ const PARENTS: &str = "
 pub(super) async fn parents(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<ParentRecord>> {
     let rows = sqlx::query(tx.sql(PARENTS)).bind(id.0).fetch_all(&mut *tx.connection).await?;
     rows.iter().map(parent_record).collect()
+}
+
+/// A callback is in no flow. A member's parent may have children of its own, and so be a flow as well.
+const AWAITED_FLOW: &str = "
+    select f.id
+      from longshore.jobs j
+      join longshore.links l on l.child = j.id
+      join longshore.flows f on f.id = l.parent
+     where j.id = $1
+       and j.flow is null
+       and l.met is null
+    union all
+    select job
+      from longshore.waits
+     where job = $1
+       and event = $2
+       and not woken
+     limit 1";
+
+pub(super) async fn awaited_flow(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<FlowId>> {
+    let found: Option<Uuid> = sqlx::query_scalar(tx.sql(AWAITED_FLOW))
+        .bind(id.0)
+        .bind(flow_event(FlowId(id.0)))
+        .fetch_optional(&mut *tx.connection)
+        .await?;
+    Ok(found.map(FlowId))
 }
 
 const CHILDREN: &str = "

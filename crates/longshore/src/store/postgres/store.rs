@@ -296,6 +296,10 @@ impl Store for PostgresStore {
         self.run_read(id, |tx, id| Box::pin(flows::parents(tx, *id))).await
     }
 
+    async fn awaited_flow(&self, id: JobId) -> Result<Option<FlowId>> {
+        self.run_read(id, |tx, id| Box::pin(flows::awaited_flow(tx, *id))).await
+    }
+
     async fn results(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<ParentRecord>> {
         self.run_read((flow, after, limit), |tx, (flow, after, limit)| {
             Box::pin(flows::results(tx, *flow, *after, *limit))
@@ -347,10 +351,8 @@ impl Store for PostgresStore {
     }
 
     async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64> {
-        self.run((policy.clone(), limit), |tx, (policy, limit)| {
-            Box::pin(advance::remove_flows(tx, policy, *limit))
-        })
-        .await
+        self.run((*policy, limit), |tx, (policy, limit)| Box::pin(advance::remove_flows(tx, policy, *limit)))
+            .await
     }
 
     // ---- queues -----------------------------------------------------------

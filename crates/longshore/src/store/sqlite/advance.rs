@@ -20,7 +20,10 @@ use crate::flow::{
 };
 use crate::job::{FlowId, JobId, Outcome};
 use crate::lifecycle::FAR_FUTURE;
-use crate::store::{Advanced, CancelledMembers, FlowRecord, Pending, Retention, RetriedMembers, flow_event};
+use crate::store::{
+    Advanced, CancelledMembers, FlowRecord, Pending, Retention, RetriedMembers, flow_event,
+    warn_of_refused_flow,
+};
 
 /// Notes that a member of a flow has ended.
 pub(super) fn note_end(tx: &Tx<'_>, flow: [u8; 16], ended: &Ended<'_>) -> Sql<()> {
@@ -59,7 +62,7 @@ pub(super) fn pending(tx: &Tx<'_>) -> Sql<Pending> {
     const PENDING: &str = "
         select exists (select 1 from events where fresh = 1),
                exists (select 1 from flow_changes),
-               exists (select 1 from flows where cancelling = 1)
+               exists (select 1 from flows where cancelling_at < ?2)
                  or exists (
                       select 1
                         from flows
@@ -67,7 +70,7 @@ pub(super) fn pending(tx: &Tx<'_>) -> Sql<Pending> {
                          and ended_at is null
                          and cancelled = 0)";
     let now = tx.now()?;
-    let read = tx.row(PENDING, [now], |row| {
+    let read = tx.row(PENDING, [now, now - WALK_CUT_OFF], |row| {
         Ok(Pending { events: row.get(0)?, changes: row.get(1)?, cancels: row.get(2)? })
     })?;
     Ok(read.unwrap_or_default())
@@ -92,7 +95,39 @@ struct ChangedFlow {
 const MAX_CLOSED: usize = 2000;
 
 pub(super) fn advance(tx: &Tx<'_>, limit: u32) -> Sql<Advanced> {
-    let (rows, changes, mut flows) = changes(tx, limit)?;
+    match advance_together(tx, None, limit) {
+        Err(fault) if fault.is_refusal() => advance_one_by_one(tx, limit),
+        done => done,
+    }
+}
+
+/// One flow that the database does not let us change must not keep the others from advancing.
+fn advance_one_by_one(tx: &Tx<'_>, limit: u32) -> Sql<Advanced> {
+    const CHANGED: &str = "
+        select distinct flow
+          from flow_changes
+         limit 256";
+    let mut all = Advanced::default();
+    for flow in tx.rows(CHANGED, [], |row| row.uuid(0))? {
+        match advance_together(tx, Some(flow), limit) {
+            Err(fault) if fault.is_refusal() => warn_of_refused_flow(FlowId(flow), &fault.into()),
+            done => all.add(done?),
+        }
+    }
+    Ok(all)
+}
+
+/// Follows changes of several flows, or only of one. Undone as a whole if it fails.
+fn advance_together(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
+    tx.conn.execute_batch("savepoint flows")?;
+    let done = follow_changes(tx, only, limit);
+    let close = if done.is_err() { "rollback to flows; release flows" } else { "release flows" };
+    tx.conn.execute_batch(close)?;
+    done
+}
+
+fn follow_changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
+    let (rows, changes, mut flows) = changes(tx, only, limit)?;
     if rows.is_empty() {
         return Ok(Advanced::default());
     }
@@ -119,7 +154,7 @@ type Changes = (Vec<i64>, Vec<(Uuid, Change)>, BTreeMap<Uuid, ChangedFlow>);
 
 /// The changes to follow now, with the ids of their rows, and their flows. A row without a job
 /// only says that the flow is to be looked at. Changes of flows that do not exist are ignored.
-fn changes(tx: &Tx<'_>, limit: u32) -> Sql<Changes> {
+fn changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Changes> {
     const CHANGES: &str = "
         select id,
                flow,
@@ -127,6 +162,8 @@ fn changes(tx: &Tx<'_>, limit: u32) -> Sql<Changes> {
                succeeded,
                failure
           from flow_changes
+         where ?2 is null
+            or flow = ?2
          order by id
          limit ?1";
     const FLOW: &str = "
@@ -138,7 +175,8 @@ fn changes(tx: &Tx<'_>, limit: u32) -> Sql<Changes> {
                owned
           from flows
          where id = ?1";
-    let found = tx.rows(CHANGES, [limit], |row| {
+    let only = only.map(Uuid::into_bytes);
+    let found = tx.rows(CHANGES, params![limit, only], |row| {
         let job = row.get::<_, Option<[u8; 16]>>(2)?.map(Uuid::from_bytes);
         let end = row.get::<_, Option<bool>>(3)?.map(End::of);
         let is_failure = row.get(4)?;
@@ -400,15 +438,20 @@ fn delete_changes(tx: &Tx<'_>, rows: &[i64]) -> Sql<()> {
     Ok(())
 }
 
+/// If the walk of a cancel makes no further step for 10 s, others resume it.
+const WALK_CUT_OFF: i64 = 10_000_000;
+
+/// Flags a flow that has not ended. Nothing can be added to it any more, so that it ends.
 pub(super) fn flag_cancelled(tx: &Tx<'_>, flow: FlowId) -> Sql<bool> {
     const FLAG: &str = "
         update flows
            set cancelled = 1,
-               cancelling = 1
+               cancelling_at = ?2,
+               sealed = 1
          where id = ?1
            and ended_at is null
            and cancelled = 0";
-    Ok(tx.execute(FLAG, [flow.0.as_bytes()])? > 0)
+    Ok(tx.execute(FLAG, params![flow.0.as_bytes(), tx.now()?])? > 0)
 }
 
 fn member_page(tx: &Tx<'_>, flow: FlowId, after: Option<JobId>, limit: u32) -> Sql<Vec<JobId>> {
@@ -435,10 +478,15 @@ pub(super) fn cancel_members(
          where id = ?1
            and cancel_requested = 0
         returning worker";
+    const CONTINUE_WALK: &str = "
+        update flows
+           set cancelling_at = ?2
+         where id = ?1
+           and cancelling_at is not null";
     // Ends the walk, and lets `advance` look at the flow: it may have no open member.
     const END_WALK: &str = "
         update flows
-           set cancelling = 0
+           set cancelling_at = null
          where id = ?1";
     const NOTE: &str = "
         insert into flow_changes (flow)
@@ -453,7 +501,9 @@ pub(super) fn cancel_members(
         done.cancelled += u64::from(end_waiting(tx, *id, FLOW_CANCELLED)?);
     }
     done.next = page.last().filter(|_| page.len() == limit as usize).copied();
-    if done.next.is_none() && tx.execute(END_WALK, [flow.0.as_bytes()])? > 0 {
+    if done.next.is_some() {
+        tx.execute(CONTINUE_WALK, params![flow.0.as_bytes(), tx.now()?])?;
+    } else if tx.execute(END_WALK, [flow.0.as_bytes()])? > 0 {
         tx.execute(NOTE, [flow.0.as_bytes()])?;
     }
     Ok(done)
@@ -463,7 +513,7 @@ pub(super) fn flows_to_cancel(tx: &Tx<'_>, limit: u32) -> Sql<Vec<FlowId>> {
     const TO_CANCEL: &str = "
         select id
           from flows
-         where cancelling = 1
+         where cancelling_at < ?3
          union
         select id
           from flows
@@ -472,7 +522,7 @@ pub(super) fn flows_to_cancel(tx: &Tx<'_>, limit: u32) -> Sql<Vec<FlowId>> {
            and cancelled = 0
          limit ?2";
     let now = tx.now()?;
-    tx.rows(TO_CANCEL, params![now, limit], |row| row.uuid(0).map(FlowId))
+    tx.rows(TO_CANCEL, params![now, limit, now - WALK_CUT_OFF], |row| row.uuid(0).map(FlowId))
 }
 
 pub(super) fn retry_members(
@@ -493,7 +543,7 @@ pub(super) fn retry_members(
            set open = open + ?2,
                failed = failed - ?3,
                cancelled = 0,
-               cancelling = 0,
+               cancelling_at = null,
                deadline = case when deadline > ?4 then deadline end,
                ended_at = null
          where id = ?1";

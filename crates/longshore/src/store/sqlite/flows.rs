@@ -88,11 +88,11 @@ pub(super) fn add_members(tx: &Tx<'_>, flow: FlowId, members: &[NewMember]) -> S
     if stored == members.len() {
         return Ok(Added::Stored);
     }
-    if is_sealed {
-        return Ok(Added::Sealed);
-    }
     if is_cancelled {
         return Ok(Added::Cancelled);
+    }
+    if is_sealed {
+        return Ok(Added::Sealed);
     }
     if before as usize + members.len() > MAX_MEMBERS {
         return Ok(Added::Full);
@@ -311,6 +311,27 @@ pub(super) fn parents(tx: &Tx<'_>, id: JobId) -> Sql<Vec<ParentRecord>> {
          where l.child = ?1
          order by l.parent";
     tx.rows(PARENTS, [id.0.as_bytes()], parent_record)
+}
+
+pub(super) fn awaited_flow(tx: &Tx<'_>, id: JobId) -> Sql<Option<FlowId>> {
+    // A callback is in no flow. A member's parent may have children of its own, and so be a flow as well.
+    const AWAITED_FLOW: &str = "
+        select f.id
+          from jobs j
+          join links l on l.child = j.id
+          join flows f on f.id = l.parent
+         where j.id = ?1
+           and j.flow is null
+           and l.met is null
+        union all
+        select job
+          from waits
+         where job = ?1
+           and event = ?2
+           and woken = 0
+         limit 1";
+    let params = params![id.0.as_bytes(), flow_event(FlowId(id.0))];
+    tx.row(AWAITED_FLOW, params, |row| row.uuid(0).map(FlowId))
 }
 
 pub(super) fn results(tx: &Tx<'_>, flow: FlowId, after: Option<JobId>, limit: u32) -> Sql<Vec<ParentRecord>> {

@@ -284,6 +284,10 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| flows::parents(tx, id)).await
     }
 
+    async fn awaited_flow(&self, id: JobId) -> Result<Option<FlowId>> {
+        self.engine.read(move |tx| flows::awaited_flow(tx, id)).await
+    }
+
     async fn results(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<ParentRecord>> {
         self.engine.read(move |tx| flows::results(tx, flow, after, limit)).await
     }
@@ -330,7 +334,7 @@ impl Store for SqliteStore {
     }
 
     async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64> {
-        let policy = policy.clone();
+        let policy = *policy;
         self.engine.write(move |tx| advance::remove_flows(tx, &policy, limit)).await
     }
 

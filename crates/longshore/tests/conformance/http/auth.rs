@@ -28,7 +28,7 @@ cases! {
     the_queues_of_a_worker_are_checked_without_listing_workers_and_leases,
 }
 
-fn with_tokens_required(fixture: &Fixture) -> HttpClient {
+pub(super) fn with_tokens_required(fixture: &Fixture) -> HttpClient {
     HttpClient::for_api(
         Api::new(fixture.client())
             .access(Access::Tokens)

@@ -503,6 +503,16 @@ async fn json_records_have_the_fields_that_the_document_names(fixture: Fixture) 
     assert_eq!(fields(&http.get("/queues").await.json()[0]), documented("Queue"));
     fixture.worker().await;
     assert_eq!(fields(&http.get("/workers").await.json()[0]), documented("Worker"));
+    let tasks = json!([
+        { "task": "a", "kind": "greet", "payload": 1 },
+        { "task": "b", "kind": "greet", "payload": 2, "after": ["a"] },
+    ]);
+    let flow = http.post("/flows", &json!({ "name": "f", "tasks": tasks })).await.expect_status(201).json();
+    assert_eq!(fields(&flow), documented("Flow"));
+    let path = format!("/flows/{}/tasks", flow["id"].as_str().expect("an id"));
+    let tasks = http.get(&path).await.expect_status(200).json();
+    assert_eq!(fields(&tasks[1]), documented("FlowTask"));
+    assert_eq!(fields(&tasks[1]["after"][0]), documented("FlowLink"));
 }
 
 async fn a_list_of_a_queue_finds_its_waiting_jobs_among_many_others(fixture: Fixture) {

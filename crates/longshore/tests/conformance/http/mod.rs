@@ -6,6 +6,7 @@ pub(crate) mod client;
 mod connections;
 mod events;
 mod explain;
+mod flows;
 mod groups;
 mod jobs;
 mod lease_steps;

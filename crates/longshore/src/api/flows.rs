@@ -1,0 +1,489 @@
+//! Routes for flows: enqueue, list and show them, add jobs, seal, cancel and retry them.
+//!
+//! A token that is limited to queues may use only flows of which it covers every job: see
+//! [`check_access`].
+
+mod body;
+
+use axum::Json;
+use axum::extract::{OriginalUri, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tracing::Instrument;
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::Server;
+use super::auth::Caller;
+use super::enqueue::ENQUEUED_AS;
+use super::extract::{
+    FlowIdPath, JobHeaders, MAX_BATCH_BODY, Query, Subject, clamped, expect_content_type, parse_object,
+    read_body, refuse_nul,
+};
+use super::jobs::{linked, page_size};
+use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use super::schemas::{AnyInteger, FlowSchema, TaskSchema};
+use crate::client::{batch_span, members};
+use crate::enqueue::ValidJob;
+use crate::job::{FlowId, JobId};
+use crate::store::{FlowFilter, FlowRecord, NewFlow, NewMember, PutFlow};
+
+use body::{AddJobsBody, NewFlowBody};
+
+/// The maximum number of tasks per page.
+const MAX_TASKS: u32 = 1000;
+/// The maximum number of jobs of a flow that a token which is limited to queues may use, because each
+/// request checks all of them.
+const MAX_CHECKED: u64 = 10_000;
+
+/// Enqueues a flow: jobs that wait for each other.
+///
+/// All jobs are stored in one commit, or none. A task starts when the tasks in its `after` have ended as
+/// it needs, and is skipped as soon as one of them has ended in another way. A token that is limited to
+/// queues must cover the queue of every job, including those of the callbacks.
+#[utoipa::path(
+    post,
+    path = "/flows",
+    operation_id = "enqueue_flow",
+    tag = "flows",
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Overrides `idempotency_key` in the body.",
+         max_length = 512),
+        ("traceparent" = Option<String>, Header, description = "W3C trace context, stored with every job."),
+    ),
+    request_body(
+        description = "At most 10,000 jobs and 16 MiB.",
+        content = NewFlowBody,
+        example = json!({
+            "name": "import",
+            "tasks": [
+                { "task": "fetch", "kind": "summarize_text", "payload": { "text": "Ships come." } },
+                { "task": "parse", "after": ["fetch"], "kind": "summarize_text", "payload": { "text": "Ships go." } },
+                { "task": "clean up", "after": [{ "task": "parse", "condition": "ended" }],
+                  "kind": "summarize_text", "payload": { "text": "Nothing is lost." } },
+            ],
+            "on_failure": { "kind": "summarize_text", "payload": { "text": "The import failed." } },
+            "deadline_seconds": 3600,
+        }),
+    ),
+    responses(
+        (status = 201, description = "The flow was created.", body = FlowSchema,
+         headers(("Location" = String, description = "The path of the flow."),
+                 ("Enqueued-As" = String, description = "`created`."))),
+        (status = 200, description = "A flow with this key or id already existed. It is unchanged.", body = FlowSchema,
+         headers(("Location" = String, description = "The path of the flow."),
+                 ("Enqueued-As" = String, description = "`existing`."))),
+        (status = 400, description = "The body is not JSON, or there are several `Idempotency-Key` headers.",
+         body = ProblemBody),
+        (status = 409, description = "A job has this id.", body = ProblemBody),
+        (status = 413, description = "Too many bytes or too many jobs, or a payload is too large.", body = ProblemBody),
+        (status = 429, description = "Too many requests, or too many waiting jobs. `Retry-After` is the time to wait.",
+         body = ProblemBody),
+        (status = 422, description = "A task is invalid, tasks wait for each other, or a task waits for one that the flow \
+                                      does not have. Nothing is stored.",
+         body = ProblemBody),
+    ),
+)]
+pub(super) async fn enqueue(
+    State(server): State<Server>,
+    caller: Caller,
+    OriginalUri(uri): OriginalUri,
+    JobHeaders { idempotency_key, trace }: JobHeaders,
+    request: Request,
+) -> ApiResult<Response> {
+    expect_content_type(request.headers(), &["application/json"])?;
+    let bytes = read_body(request, MAX_BATCH_BODY).await?;
+    let body: NewFlowBody = parse_object(Subject::Body, &bytes)?;
+    let chosen_id = body.id.map(FlowId);
+    let span = batch_span();
+    let flow = body.into_flow(&server, idempotency_key, trace.as_deref()).await?;
+    let flow = span.in_scope(|| flow.validate())?;
+    span.record("jobs", flow.members.len());
+    check_caller(&caller, &flow)?;
+    let found = match chosen_id {
+        Some(id) => flow_with_id(&server, id).await?,
+        None => None,
+    };
+    let (status, enqueued_as, flow) = match found {
+        Some(found) => (StatusCode::OK, "existing", found),
+        None => {
+            for job in jobs_of(&flow) {
+                server.limiter.check_depth(&server.client, job.queue()).await?;
+            }
+            match server.client.put_flow(&flow).instrument(span).await? {
+                (PutFlow::Created, flow) => (StatusCode::CREATED, "created", flow),
+                (PutFlow::Existing(_), flow) => (StatusCode::OK, "existing", flow),
+            }
+        }
+    };
+    if status == StatusCode::OK {
+        check_access(&server, &caller, &flow).await?;
+    }
+    let location = format!("{}/{}", uri.path().trim_end_matches('/'), flow.id);
+    let location = HeaderValue::from_str(&location).map_err(|_| Problem::bad_request("path: not ASCII"))?;
+    let headers = [(header::LOCATION, location), (ENQUEUED_AS, HeaderValue::from_static(enqueued_as))];
+    Ok((status, headers, Json(flow)).into_response())
+}
+
+/// Every job of a new flow, including the callbacks.
+fn jobs_of(flow: &NewFlow) -> impl Iterator<Item = &ValidJob> {
+    flow.members.iter().map(|member| &member.job).chain(&flow.callbacks)
+}
+
+/// Checks that the caller may enqueue every job of the flow.
+fn check_caller(caller: &Caller, flow: &NewFlow) -> ApiResult<()> {
+    for NewMember { job, task, .. } in &flow.members {
+        let name = task.as_deref().unwrap_or(job.kind());
+        caller.may_use(job.queue()).map_err(|problem| problem.at(format_args!("task `{name}`")))?;
+    }
+    for job in &flow.callbacks {
+        caller.may_use(job.queue()).map_err(|problem| problem.at("callback"))?;
+    }
+    if flow.members.is_empty() && caller.queues().is_some() {
+        return Err(Problem::new(
+            Slug::Forbidden,
+            "tasks: the flow has none, and a token that covers only some queues cannot use such a flow; add one task",
+        ));
+    }
+    Ok(())
+}
+
+/// The flow with an id that the caller chose, if it exists. Refuses the id of a job: the flow with this id
+/// is that of the job's children.
+async fn flow_with_id(server: &Server, id: FlowId) -> ApiResult<Option<FlowRecord>> {
+    match server.client.flow(id).await {
+        Ok(flow) => return Ok(Some(flow)),
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(error.into()),
+    }
+    match server.client.get(JobId(id.0)).await {
+        Ok(_) => Err(Problem::new(
+            Slug::Conflict,
+            format!("id: a job has the id {id}; use a new one, or leave it out"),
+        )),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Refuses a flow of which the caller's token does not cover every job. A token that is limited to queues
+/// must not learn about jobs of other queues, or change them, through a flow. So everything that
+/// cannot be checked is refused: flows without jobs, flows whose jobs were removed, and very large ones.
+async fn check_access(server: &Server, caller: &Caller, flow: &FlowRecord) -> ApiResult<()> {
+    let Some(queues) = caller.queues() else { return Ok(()) };
+    let refused = || {
+        let queues = queues.join(", ");
+        let message = format!(
+            "this token covers only the queues {queues}; the flow has, had or may have jobs of other queues, or more \
+             than {MAX_CHECKED} jobs"
+        );
+        Problem::new(Slug::Forbidden, message)
+    };
+    if flow.members == 0 || flow.members > MAX_CHECKED {
+        return Err(refused());
+    }
+    let (mut checked, mut after) = (0, None);
+    loop {
+        let page = server.client.tasks(flow.id, after, MAX_TASKS).await?;
+        if page.iter().any(|task| caller.may_use(&task.queue).is_err()) {
+            return Err(refused());
+        }
+        checked += page.len() as u64;
+        after = page.last().map(|task| task.id);
+        if page.len() < MAX_TASKS as usize {
+            break;
+        }
+    }
+    if checked < flow.members { Err(refused()) } else { Ok(()) }
+}
+
+/// The flow, if the caller may use it.
+async fn find(server: &Server, caller: &Caller, id: FlowId) -> ApiResult<FlowRecord> {
+    let flow = server.client.flow(id).await?;
+    check_access(server, caller, &flow).await?;
+    Ok(flow)
+}
+
+/// Which flows to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct FlowsQuery {
+    /// Only flows with this name.
+    name: Option<String>,
+    /// Only flows that have not ended (`true`) or have (`false`).
+    open: Option<bool>,
+    /// The page size, clamped to 1 to 200. 50 by default.
+    #[param(inline, value_type = Option<AnyInteger>)]
+    #[serde(default, deserialize_with = "clamped")]
+    limit: Option<i64>,
+    /// Only flows older than this one. The `Link` header contains the cursor of the next page.
+    cursor: Option<Uuid>,
+}
+
+/// Lists flows, newest first, including the children of jobs.
+///
+/// A flow may have jobs of any queue, so a token that is limited to queues cannot list flows.
+#[utoipa::path(
+    get,
+    path = "/flows",
+    operation_id = "list_flows",
+    tag = "flows",
+    params(FlowsQuery),
+    responses(
+        (status = 200, description = "A page of flows. `Link` is the next page, if there may be one.",
+         body = Vec<FlowSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
+        (status = 400, description = "A parameter is invalid.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn list(
+    State(server): State<Server>,
+    caller: Caller,
+    OriginalUri(uri): OriginalUri,
+    Query(query): Query<FlowsQuery>,
+) -> ApiResult<Response> {
+    caller.may_use_all()?;
+    refuse_nul([query.name.as_deref()])?;
+    let limit = page_size(query.limit);
+    let before = query.cursor.map(FlowId);
+    let filter = FlowFilter { name: query.name, open: query.open, before, limit };
+    let flows = server.client.flows(&filter).await?;
+    let next = flows.last().filter(|_| flows.len() == limit as usize).map(|flow| JobId(flow.id.0));
+    Ok(linked(&flows, &uri, next, 0))
+}
+
+/// Returns a flow. The children of a job are the flow with the id of the job.
+///
+/// The numbers may lag behind the jobs by a moment.
+#[utoipa::path(
+    get,
+    path = "/flows/{id}",
+    operation_id = "get_flow",
+    tag = "flows",
+    params(("id" = Uuid, Path, description = "The id of a flow, as `POST /flows` and `GET /flows` return it.")),
+    responses(
+        (status = 200, description = "The flow.", body = FlowSchema),
+        (status = 404, description = "There is no such flow, or it is no longer kept.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn get(
+    State(server): State<Server>,
+    caller: Caller,
+    FlowIdPath(id): FlowIdPath,
+) -> ApiResult<Json<FlowRecord>> {
+    find(&server, &caller, id).await.map(Json)
+}
+
+/// Which jobs of a flow to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct TasksQuery {
+    /// The page size, clamped to 1 to 1000. 100 by default.
+    #[param(inline, value_type = Option<AnyInteger>)]
+    #[serde(default, deserialize_with = "clamped")]
+    limit: Option<i64>,
+    /// Only jobs after this one. The `Link` header contains the cursor of the next page.
+    cursor: Option<Uuid>,
+}
+
+/// Lists the jobs of a flow in the order of their ids, with what they wait for.
+///
+/// Callbacks are not part of the flow.
+#[utoipa::path(
+    get,
+    path = "/flows/{id}/tasks",
+    operation_id = "list_tasks",
+    tag = "flows",
+    params(
+        ("id" = Uuid, Path, description = "The id of a flow, as `POST /flows` and `GET /flows` return it."),
+        TasksQuery,
+    ),
+    responses(
+        (status = 200, description = "A page of jobs. `Link` is the next page, if there may be one.",
+         body = Vec<TaskSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
+        (status = 404, description = "There is no such flow, or it is no longer kept.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn tasks(
+    State(server): State<Server>,
+    caller: Caller,
+    FlowIdPath(id): FlowIdPath,
+    OriginalUri(uri): OriginalUri,
+    Query(query): Query<TasksQuery>,
+) -> ApiResult<Response> {
+    find(&server, &caller, id).await?;
+    let limit = query.limit.unwrap_or(100).clamp(1, MAX_TASKS.into()) as u32;
+    let tasks = server.client.tasks(id, query.cursor.map(JobId), limit).await?;
+    let next = tasks.last().filter(|_| tasks.len() == limit as usize).map(|task| task.id);
+    Ok(linked(&tasks, &uri, next, 0))
+}
+
+/// Adds jobs to a flow that is not sealed. They start at once.
+///
+/// All jobs are stored, or none. With an `Idempotency-Key` header, repeat the request if the response is
+/// lost: the same key with the same body adds the jobs once. A sealed flow is refused with 409.
+#[utoipa::path(
+    post,
+    path = "/flows/{id}/jobs",
+    operation_id = "add_jobs",
+    tag = "flows",
+    params(
+        ("id" = Uuid, Path, description = "The id of a flow, as `POST /flows` and `GET /flows` return it."),
+        ("Idempotency-Key" = Option<String>, Header, description = "Identifies this part of the flow.",
+         max_length = 512),
+        ("traceparent" = Option<String>, Header, description = "W3C trace context, stored with every job."),
+    ),
+    request_body(
+        description = "At most 10,000 jobs and 16 MiB.",
+        content = AddJobsBody,
+        example = json!({ "jobs": [
+            { "kind": "summarize_text", "payload": { "text": "Ships come." } },
+            { "kind": "summarize_text", "payload": { "text": "Ships go." } },
+        ] }),
+    ),
+    responses(
+        (status = 200, description = "The flow after the change.", body = FlowSchema),
+        (status = 404, description = "There is no such flow.", body = ProblemBody),
+        (status = 409, description = "The flow is sealed or was cancelled.", body = ProblemBody),
+        (status = 413, description = "Too many bytes or too many jobs, or a payload is too large.", body = ProblemBody),
+        (status = 422, description = "A job is invalid. Nothing is stored.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn add(
+    State(server): State<Server>,
+    caller: Caller,
+    FlowIdPath(id): FlowIdPath,
+    JobHeaders { idempotency_key, trace }: JobHeaders,
+    request: Request,
+) -> ApiResult<Json<FlowRecord>> {
+    expect_content_type(request.headers(), &["application/json"])?;
+    let bytes = read_body(request, MAX_BATCH_BODY).await?;
+    let body: AddJobsBody = parse_object(Subject::Body, &bytes)?;
+    find(&server, &caller, id).await?;
+    let mut jobs = body.into_jobs(&server, trace.as_deref()).await?;
+    if let Some(key) = idempotency_key {
+        let numbered = jobs.into_iter().zip(0..);
+        jobs = numbered.map(|(job, nth)| job.id(part_id(id, &key, &bytes, nth))).collect();
+    }
+    let span = batch_span();
+    let members = span.in_scope(|| members(None, jobs))?;
+    span.record("jobs", members.len());
+    for (i, NewMember { job, .. }) in members.iter().enumerate() {
+        caller.may_use(job.queue()).map_err(|problem| problem.at(format_args!("jobs[{i}]")))?;
+        server.limiter.check_depth(&server.client, job.queue()).await?;
+    }
+    server.client.add_members(id, &members).instrument(span).await?;
+    Ok(Json(server.client.flow(id).await?))
+}
+
+/// The id of a job of a part that has a key: the same whenever the request is repeated. It has the time of
+/// the flow, and jobs of one part are in the order of the request.
+fn part_id(flow: FlowId, key: &str, body: &[u8], nth: u16) -> JobId {
+    let mut hash = Sha256::new();
+    hash.update(flow.0.as_bytes());
+    hash.update((key.len() as u64).to_be_bytes());
+    hash.update(key);
+    hash.update(body);
+    let mut random = [0; 10];
+    random.copy_from_slice(&hash.finalize()[..10]);
+    // The first bytes are partly replaced by the version of the UUID.
+    random[3..5].copy_from_slice(&nth.to_be_bytes());
+    let millis = (flow.0.as_u128() >> 80) as u64;
+    JobId(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
+}
+
+/// Seals a flow: no more jobs can be added, and it ends when all of its jobs have ended.
+///
+/// Sealing a sealed flow changes nothing.
+#[utoipa::path(
+    post,
+    path = "/flows/{id}/seal",
+    operation_id = "seal_flow",
+    tag = "flows",
+    params(("id" = Uuid, Path, description = "The id of a flow, as `POST /flows` and `GET /flows` return it.")),
+    responses(
+        (status = 200, description = "The flow after the change.", body = FlowSchema),
+        (status = 404, description = "There is no such flow.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn seal(
+    State(server): State<Server>,
+    caller: Caller,
+    FlowIdPath(id): FlowIdPath,
+) -> ApiResult<Json<FlowRecord>> {
+    find(&server, &caller, id).await?;
+    server.client.seal_flow(id).await?;
+    Ok(Json(server.client.flow(id).await?))
+}
+
+/// The result of cancelling a flow.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = CancelledFlow)]
+pub(super) struct CancelFlowResponse {
+    /// How many waiting jobs were cancelled.
+    cancelled: u64,
+    /// How many running jobs were requested to stop.
+    requested: u64,
+}
+
+/// Cancels a flow: waiting jobs are cancelled, running ones are requested to stop, and nothing else
+/// starts. Callbacks are enqueued when the flow has ended.
+///
+/// A flow that has ended is refused with 409. If the request times out, upkeep cancels the rest.
+#[utoipa::path(
+    post,
+    path = "/flows/{id}/cancel",
+    operation_id = "cancel_flow",
+    tag = "flows",
+    params(("id" = Uuid, Path, description = "The id of a flow, as `POST /flows` and `GET /flows` return it.")),
+    responses(
+        (status = 200, description = "What was cancelled.", body = CancelFlowResponse),
+        (status = 404, description = "There is no such flow.", body = ProblemBody),
+        (status = 409, description = "The flow has already ended.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn cancel(
+    State(server): State<Server>,
+    caller: Caller,
+    FlowIdPath(id): FlowIdPath,
+) -> ApiResult<Json<CancelFlowResponse>> {
+    find(&server, &caller, id).await?;
+    let done = server.client.cancel_flow(id).await?;
+    Ok(Json(CancelFlowResponse { cancelled: done.cancelled, requested: done.requested }))
+}
+
+/// The result of retrying a flow.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = RetriedFlow)]
+pub(super) struct RetryFlowResponse {
+    /// How many jobs are open again.
+    reopened: u64,
+}
+
+/// Retries the failed part of a flow: jobs that did not succeed wait again, with a fresh attempt budget.
+/// What succeeded is not repeated.
+///
+/// If the request times out, repeat it.
+#[utoipa::path(
+    post,
+    path = "/flows/{id}/retry",
+    operation_id = "retry_flow",
+    tag = "flows",
+    params(("id" = Uuid, Path, description = "The id of a flow, as `POST /flows` and `GET /flows` return it.")),
+    responses(
+        (status = 200, description = "How many jobs are open again; 0 if none had failed.", body = RetryFlowResponse),
+        (status = 404, description = "There is no such flow.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn retry(
+    State(server): State<Server>,
+    caller: Caller,
+    FlowIdPath(id): FlowIdPath,
+) -> ApiResult<Json<RetryFlowResponse>> {
+    find(&server, &caller, id).await?;
+    let done = server.client.retry_flow(id).await?;
+    Ok(Json(RetryFlowResponse { reopened: done.reopened }))
+}
