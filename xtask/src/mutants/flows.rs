@@ -180,8 +180,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "flows, postgres: stop a cascade at the first skipped job",
         file: POSTGRES_ADVANCE,
         anchor: "const END_WAITING",
-        find: "from deleted\n       where flow is not null)",
-        replace: "from deleted\n       where flow is null and false)",
+        find: "from deleted\n       where flow is not null",
+        replace: "from deleted\n       where flow is null and false",
         caught_by: &["flows::postgres::a_deep_cascade_ends_every_task"],
     },
     Mutant {
