@@ -41,7 +41,9 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
 /// Removes everything that later migrations added to version 1.
 async fn downgrade_to_version_one(fixture: &Fixture) {
     let drop_triggers = match fixture.engine() {
-        Engine::Postgres => "drop function refuse_old_worker cascade; drop sequence turn_ids, flow_change_ids cascade",
+        Engine::Postgres => {
+            "drop function refuse_old_worker cascade; drop sequence turn_ids, flow_change_ids cascade"
+        }
         Engine::Sqlite => "drop trigger refuse_old_worker; drop trigger refuse_old_heartbeat",
     };
     fixture.sql(drop_triggers, None).await;
