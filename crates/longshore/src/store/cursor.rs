@@ -492,6 +492,7 @@ impl ClaimCursor {
     /// Moves the positions after a claim from [`segments`](Self::segments). `taken` is
     /// in claim order. `full` means that the claim got as many jobs as it wanted, so
     /// that more may be due. `scanned_at` is the engine's time of the claim, if known.
+    #[cfg_attr(not(any(feature = "postgres", test)), expect(dead_code, reason = "SQLite advances in parts"))]
     pub(crate) fn advance(&mut self, taken: &[Taken<'_>], full: bool, scanned_at: Option<DateTime<Utc>>) {
         self.advance_in(i16::MIN..=i16::MAX, taken, full, scanned_at);
     }
