@@ -311,7 +311,7 @@ async fn holds_a_job(fleet: &mut Fleet, process: usize) -> bool {
 /// The tasks of a flow: the fourth is durable, and every third is in a group.
 fn load_task(flow: usize, nth: usize) -> longshore::Task {
     let job = if nth == 3 { NewJob::new("durable", &[5]) } else { NewJob::new("sleep", &[20]) };
-    let job = if (flow + nth) % 3 == 0 { job.group("acme") } else { job };
+    let job = if (flow + nth).is_multiple_of(3) { job.group("acme") } else { job };
     task(format!("t{nth}"), job)
 }
 
