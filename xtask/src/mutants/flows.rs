@@ -57,7 +57,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub fn end(&self)",
         find: "self.failed == 0 && !self.is_cancelled",
         replace: "self.failed == 0",
-        caught_by: &["flows::sqlite::cancelling_a_flow_ends_all_of_its_members"],
+        caught_by: &["flows::sqlite::a_cancelled_flow_without_failures_has_not_succeeded"],
     },
     Mutant {
         name: "flows: reopen what would be skipped again",
@@ -205,7 +205,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: POSTGRES_ADVANCE,
         anchor: "FlowTurn::Ends(end) => {",
         find: "emitted.extend(event);",
-        replace: "drop(event);",
+        replace: "emitted.extend(event.filter(|_| false));",
         caught_by: &["flows::postgres::a_job_spawns_children_once_and_joins_them"],
     },
     Mutant {

@@ -29,6 +29,7 @@ cases! {
     a_task_that_retries_keeps_its_children_waiting,
     recovery_of_a_task_releases_or_skips_its_children,
     cancelling_a_flow_ends_all_of_its_members,
+    a_cancelled_flow_without_failures_has_not_succeeded,
     a_cancel_that_was_cut_off_is_resumed,
     a_deadline_cancels_the_flow,
     a_retry_runs_only_the_failed_part,
@@ -371,6 +372,17 @@ async fn cancelling_a_flow_ends_all_of_its_members(fixture: Fixture) {
     assert_eq!(record(&fixture, open).await.status, FlowStatus::Cancelled);
     let refused = fixture.add_to_flow(open, [job("late")]).await.expect_err("it was cancelled");
     assert!(refused.is_conflict() && refused.to_string().contains("cancelled"), "{refused}");
+}
+
+async fn a_cancelled_flow_without_failures_has_not_succeeded(fixture: Fixture) {
+    let flow = chain![named("a"), named("b")].on_success(job("party")).on_failure(job("alert"));
+    let flow = put(&fixture, flow).await.id;
+    fixture.cancel_flow(flow).await.expect("cancel_flow");
+    follow(&fixture).await;
+    let ended = record(&fixture, flow).await;
+    assert_eq!((ended.status, ended.failed), (FlowStatus::Cancelled, 0));
+    let worker = fixture.worker().await;
+    assert_eq!(kinds(&fixture.claim(worker, 9).await), ["alert"]);
 }
 
 async fn a_cancel_that_was_cut_off_is_resumed(fixture: Fixture) {
