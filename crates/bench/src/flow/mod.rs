@@ -1,4 +1,4 @@
-//! `bench flow`: what groups, limits, rates and suspended jobs cost, compared with plain jobs
+//! `bench flow`: what groups, limits, rates, flows and suspended jobs cost, compared with plain jobs
 //! in the same run.
 //!
 //! Each scenario is a file. It gets the engine's tables and returns figures with their bars. A new
@@ -19,6 +19,7 @@ use crate::{Engine, Result, ServerOptions, library};
 
 mod claims;
 mod fairness;
+mod graph;
 mod held;
 mod rate;
 mod sleeping;
@@ -47,6 +48,8 @@ enum Scenario {
     Fairness,
     /// A group with a rate: the busiest second, and the rate that is reached.
     Rate,
+    /// A flow of 10,000 tasks, and how long a task starts after the one before it.
+    Graph,
     /// Throughput of groups while an open transaction prevents vacuum; Postgres only.
     Held,
 }
@@ -126,6 +129,7 @@ async fn measure(options: &Options, backend: &mut Backend) -> Result<Vec<Figure>
             Scenario::Throttled => throttled::measure(options, backend).await?,
             Scenario::Fairness => fairness::measure(options, backend).await?,
             Scenario::Rate => rate::measure(options, backend).await?,
+            Scenario::Graph => graph::measure(options, backend).await?,
             Scenario::Held => held::measure(options, backend).await?,
         };
         figures.extend(measured.into_iter().map(|figure| Figure { scenario: name.clone(), ..figure }));
