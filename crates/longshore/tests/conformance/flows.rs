@@ -801,7 +801,7 @@ async fn the_last_two_parents_release_a_child_once(fixture: Fixture) {
             client.advance_flows().await.expect("advance_flows");
         };
         tokio::join!(settle(fixture.client(), &claimed[0]), settle(other.clone(), &claimed[1]));
-        // Whoever lost the race for the flow's lock leaves it to the other, which may still be at it.
+        // The client that lost the race for the flow's lock leaves it to the other, which may still be at it.
         let released = || async { statuses(&fixture, flow).await["c"] == "queued" };
         until("the child is released", released).await;
         let last = fixture.claim_one(worker).await;

@@ -114,7 +114,7 @@ macro_rules! changed_flows {
 const CHANGED: &str = concat!(changed_flows!(), " select flow from changed");
 
 /// Locks up to 32 flows with changes, or only `$1`. Flows that others have locked are skipped:
-/// whoever has locked one looks again after its commit.
+/// the process that has locked one looks again after its commit.
 const LOCK_CHANGED: &str = concat!(
     changed_flows!(),
     "
@@ -560,7 +560,7 @@ async fn store_turns(
         sqlx::query(tx.sql(FORGET_END)).bind(forgotten).execute(&mut *tx.connection).await?;
     }
     // At most 32 flows with a hundred callbacks each, which is not much more than one step closes. A
-    // callback that is left would wait forever, so none is.
+    // callback that is left out would wait forever, so all are followed here.
     while !parents.is_empty() && !follow_parents(tx, &parents, flows, followed).await? {}
     Ok(())
 }

@@ -423,7 +423,7 @@ fn store_turns(
         let Counts { open, failed, has_ended, .. } = flow.counts;
         tx.execute(STORE, params![id.as_bytes(), open, failed, has_ended, now])?;
     }
-    // A callback that is left would wait forever, so none is.
+    // A callback that is left out would wait forever, so all are followed here.
     while !parents.is_empty() && !follow_parents(tx, &parents, flows, followed)? {}
     Ok(())
 }
