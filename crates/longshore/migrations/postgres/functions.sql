@@ -303,6 +303,11 @@ begin
     raise exception 'flow: % has ended, was cancelled or has 1000000 members; enqueue all tasks of a flow in one transaction, or use a new flow', join_flow.flow
       using errcode = '22023';
   end if;
+  perform 1 from longshore.jobs j where j.id = join_flow.job;
+  if found then
+    -- Another transaction stored the same job while this one waited for the flow.
+    raise exception 'id: the job was stored at the same moment; try again' using errcode = '40001';
+  end if;
   perform 1 from longshore.jobs j where j.flow = join_flow.flow and j.task = join_flow.task;
   if found then
     raise exception 'task: `%` is used twice in the flow; give each task its own name', join_flow.task

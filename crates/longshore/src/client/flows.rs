@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use serde::Serialize;
 use tracing::Instrument;
@@ -11,8 +12,8 @@ use super::Client;
 use super::enqueue::{CallerTransaction, batch_span};
 use crate::enqueue::{NewJob, check_name};
 use crate::error::{Error, Result};
-use crate::flow::MAX_MEMBERS;
 use crate::flow::graph::{Flow, member_job};
+use crate::flow::{MAX_MEMBERS, MAX_TASKS};
 use crate::job::{FlowId, JobId};
 use crate::lifecycle::When;
 use crate::store::{
@@ -22,8 +23,14 @@ use crate::store::{
 
 /// How many changes one step follows.
 const CHANGES: u32 = 1000;
-/// How many members one step of a cancel or a retry looks at.
+/// How many members one step of a cancel looks at.
 const MEMBERS: u32 = 1000;
+/// The same for a retry. All tasks of a graph are reopened in one step: otherwise the flow could end
+/// between two of them.
+const RETRIED_MEMBERS: u32 = MAX_TASKS as u32;
+/// How often a retry waits until the changes of the flow have been followed.
+const MAX_RETRY_ROUNDS: u32 = 200;
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
 /// How many flows upkeep cancels at a time.
 const FLOWS: u32 = 100;
 /// The maximum number of members of one part of a flow.
@@ -255,11 +262,16 @@ impl Client {
     }
 
     async fn retry_pass(&self, id: FlowId, before: chrono::DateTime<chrono::Utc>) -> Result<u64> {
-        let (mut after, mut reopened) = (None, 0);
+        let (mut after, mut reopened, mut rounds) = (None, 0, 0);
         loop {
-            let step = self.store.retry_members(id, before, after, MEMBERS).await?;
+            let step = self.store.retry_members(id, before, after, RETRIED_MEMBERS).await?;
             if step.advance_first {
+                rounds += 1;
+                if rounds > MAX_RETRY_ROUNDS {
+                    return Err(Error::unavailable(format!("flow {id} kept changing; try again")));
+                }
                 self.advance_flows().await?;
+                tokio::time::sleep(RETRY_PAUSE).await;
                 continue;
             }
             reopened += step.reopened;
@@ -346,8 +358,11 @@ impl Client {
             for flow in self.store.flows_to_cancel(FLOWS).await? {
                 match self.cancel_flow(flow).await {
                     Err(error) if error.is_conflict() || error.is_not_found() => {}
-                    done => {
-                        done?;
+                    // One flow must not keep the others from being cancelled.
+                    Err(error) => {
+                        tracing::warn!(flow_id = %flow, %error, "could not cancel the flow; trying again")
+                    }
+                    Ok(_) => {
                         tracing::info!(flow_id = %flow, "cancelled the flow: its deadline passed, or an earlier cancel was cut off");
                     }
                 }

@@ -52,6 +52,9 @@ cases! {
     flows_are_listed_newest_first,
     the_last_two_parents_release_a_child_once,
     a_flow_that_cannot_be_stored_delays_no_other,
+    removing_a_flow_of_children_keeps_the_links_of_their_job,
+    a_retried_task_is_not_cancelled_by_a_deadline_that_has_passed,
+    a_retry_ends_a_cancel_that_is_under_way,
 }
 
 cases! {
@@ -745,6 +748,62 @@ async fn children_of_a_task_do_not_release_the_tasks_that_wait_for_it(fixture: F
     fixture.emit("approved", &()).await.expect("emit");
     run().await;
     expect(&fixture, flow, [("parent", "succeeded"), ("next", "succeeded")]).await;
+}
+
+async fn removing_a_flow_of_children_keeps_the_links_of_their_job(fixture: Fixture) {
+    async fn parent(_: (), ctx: Context) -> Result<(), Failure> {
+        ctx.spawn("children", [NewJob::new("child", &())]).await?;
+        ctx.join("joined").await?;
+        ctx.event::<()>("approved").await
+    }
+    async fn nothing(_: (), _: Context) -> Result<(), Failure> {
+        Ok(())
+    }
+    let flow = chain![task("parent", NewJob::new("parent", &())), task("next", NewJob::new("next", &()))];
+    let flow = put(&fixture, flow).await.id;
+    let run = || {
+        drain(fixture.client(), |worker| {
+            worker.function("parent", parent).function("child", nothing).function("next", nothing)
+        })
+    };
+    run().await;
+    let parent = member(&fixture, flow, "parent").await;
+    fixture.advance(3 * DAY).await;
+    retain(&fixture).await;
+    assert!(fixture.flow(FlowId(parent.0)).await.expect_err("removed").is_not_found());
+    fixture.emit("approved", &()).await.expect("emit");
+    run().await;
+    expect(&fixture, flow, [("parent", "succeeded"), ("next", "succeeded")]).await;
+}
+
+async fn a_retried_task_is_not_cancelled_by_a_deadline_that_has_passed(fixture: Fixture) {
+    let flow = put(&fixture, Flow::new("f").task(named("a")).deadline(HOUR)).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    end(&fixture, worker, "a", failed_permanently()).await;
+    fixture.advance(2 * HOUR).await;
+    fixture.retry(member(&fixture, flow, "a").await).await.expect("retry");
+    follow(&fixture).await;
+    fixture.do_pending().await.expect("do_pending");
+    expect(&fixture, flow, [("a", "queued")]).await;
+    assert_eq!(record(&fixture, flow).await.deadline, None);
+}
+
+async fn a_retry_ends_a_cancel_that_is_under_way(fixture: Fixture) {
+    let flow = put(&fixture, fan_out([named("a"), named("b")])).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    end(&fixture, worker, "a", failed_permanently()).await;
+    assert!(fixture.store().flag_cancelled(flow).await.expect("flag"));
+    fixture.retry_flow(flow).await.expect("retry_flow");
+    fixture.store().cancel_members(flow, None, 1000).await.expect("cancel_members");
+    expect(&fixture, flow, [("a", "queued"), ("b", "queued")]).await;
+    assert!(!record(&fixture, flow).await.cancelled);
+    // A flow that ends during a cancel has nothing left to cancel.
+    let other = put(&fixture, Flow::new("other").task(named("c"))).await.id;
+    assert!(fixture.store().flag_cancelled(other).await.expect("flag"));
+    end(&fixture, worker, "c", done()).await;
+    assert_eq!(record(&fixture, other).await.status, FlowStatus::Cancelled);
+    fixture.advance(MINUTE).await;
+    assert_eq!(fixture.store().flows_to_cancel(9).await.expect("flows_to_cancel"), []);
 }
 
 async fn a_worker_runs_a_flow_from_its_first_to_its_last_task(fixture: Fixture) {

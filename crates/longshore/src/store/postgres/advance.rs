@@ -499,7 +499,11 @@ const STORE_COUNTS: &str = "
     update longshore.flows f
        set open = i.open,
            failed = i.failed,
-           ended_at = case when not i.has_ended then null else coalesce(f.ended_at, longshore.clock()) end
+           ended_at = case when not i.has_ended then null else coalesce(f.ended_at, longshore.clock()) end,
+           cancelling_at = case when not i.has_ended then f.cancelling_at end,   -- nothing is left to cancel
+           deadline = case   -- a flow that is open again must not end because of a deadline that has passed
+                        when f.ended_at is null or i.has_ended or f.deadline > longshore.clock() then f.deadline
+                      end
       from unnest((select $1::uuid[]), (select $2::int8[]), (select $3::int8[]), (select $4::bool[]))
         as i(id, open, failed, has_ended)
      where f.id = i.id";
@@ -631,6 +635,14 @@ const END_WALK: &str = "
     insert into longshore.flow_changes (flow)
     select id from ended";
 
+/// A retry that began meanwhile ends the cancel.
+const LOCK_CANCELLED: &str = "
+    select id
+      from longshore.flows
+     where id = $1
+       and cancelled
+       for no key update";
+
 /// How often a page of members is read again, if one of them moved between the tables.
 const MAX_ROUNDS: usize = 5;
 
@@ -640,6 +652,14 @@ pub(super) async fn cancel_members(
     after: Option<JobId>,
     limit: u32,
 ) -> Sql<CancelledMembers> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(Duration::from_secs(2)).await?;
+    let cancelled =
+        sqlx::query(tx.sql(LOCK_CANCELLED)).bind(flow.0).fetch_optional(&mut *tx.connection).await?;
+    if cancelled.is_none() {
+        return Ok(CancelledMembers::default());
+    }
     let page = member_page(tx, flow, after, limit).await?;
     let mut done = CancelledMembers::default();
     let reasons = vec![FLOW_CANCELLED.to_owned(); page.len()];
@@ -656,6 +676,7 @@ pub(super) async fn cancel_members(
     done.next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
     let step = if done.next.is_none() { END_WALK } else { CONTINUE_WALK };
     sqlx::query(tx.sql(step)).bind(flow.0).execute(&mut *tx.connection).await?;
+    transaction.commit().await?;
     Ok(done)
 }
 
@@ -842,10 +863,10 @@ const REMOVE_FLOWS: &str = "
                 order by f.ended_at
                 limit $2
                   for update skip locked))
-      returning id),
-    deleted_links as (
+      returning id, owned),
+    deleted_links as (   -- links from a flow of children wait for their job
       delete from longshore.links
-       where parent = any(array(select id from deleted)))
+       where parent = any(array(select id from deleted where not owned)))
     select count(*) from deleted";
 
 pub(super) async fn remove_flows(tx: &mut Tx<'_>, policy: &Retention, limit: u32) -> Sql<u64> {

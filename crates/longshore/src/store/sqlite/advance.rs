@@ -386,7 +386,11 @@ fn store_turns(
         update flows
            set open = ?2,
                failed = ?3,
-               ended_at = case when not ?4 then null else coalesce(ended_at, ?5) end
+               ended_at = case when not ?4 then null else coalesce(ended_at, ?5) end,
+               cancelling_at = case when not ?4 then cancelling_at end,   -- nothing is left to cancel
+               deadline = case   -- a flow that is open again must not end because of a deadline that has passed
+                            when ended_at is null or ?4 or deadline > ?5 then deadline
+                          end
          where id = ?1";
     // The end of a flow of children is an event, which their parent may wait for.
     const EMIT_END: &str = "
@@ -491,6 +495,15 @@ pub(super) fn cancel_members(
     const NOTE: &str = "
         insert into flow_changes (flow)
         values (?1)";
+    // A retry that began meanwhile ends the cancel.
+    const CANCELLED: &str = "
+        select 1
+          from flows
+         where id = ?1
+           and cancelled = 1";
+    if tx.row(CANCELLED, [flow.0.as_bytes()], |_| Ok(()))?.is_none() {
+        return Ok(CancelledMembers::default());
+    }
     let page = member_page(tx, flow, after, limit)?;
     let mut done = CancelledMembers::default();
     for id in &page {
@@ -685,7 +698,8 @@ pub(super) fn remove_flows(tx: &Tx<'_>, policy: &Retention, limit: u32) -> Sql<u
                   and not exists (select 1 from jobs j where j.flow = f.id)
                 order by f.ended_at
                 limit ?2)
-        returning id";
+        returning id, owned";
+    // Links from a flow of children wait for their job.
     const LINKS: &str = "
         delete from links
          where parent = ?1";
@@ -693,8 +707,9 @@ pub(super) fn remove_flows(tx: &Tx<'_>, policy: &Retention, limit: u32) -> Sql<u
         return Ok(0);
     };
     let before = tx.now()?.saturating_sub(micros(shortest));
-    let removed: Vec<[u8; 16]> = tx.rows(REMOVE, params![before, limit], |row| row.get(0))?;
-    for id in &removed {
+    let removed: Vec<([u8; 16], bool)> =
+        tx.rows(REMOVE, params![before, limit], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    for (id, _) in removed.iter().filter(|(_, is_owned)| !is_owned) {
         tx.execute(LINKS, [id])?;
     }
     Ok(removed.len() as u64)
