@@ -66,7 +66,7 @@ async fn whole_flow(options: &Options, backend: &mut Backend) -> Result<Figure> 
     Ok(figure.note(note).details(details))
 }
 
-/// Runs all jobs until none is left.
+/// Runs all jobs, including those that are released meanwhile.
 async fn run_all(client: &Client, jobs: u64) -> Result<()> {
     let worker = Worker::builder(client.clone()).concurrency(CONCURRENCY);
     let done =

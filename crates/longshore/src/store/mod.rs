@@ -379,7 +379,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// call are not stored again.
     async fn add_members(&self, flow: FlowId, members: &[NewMember]) -> Result<Added>;
 
-    /// Seals a flow: no more members can be added, and it ends when none is open. Returns whether it
+    /// Seals a flow: no more members can be added, and it ends when all have ended. Returns whether it
     /// exists.
     async fn seal_flow(&self, flow: FlowId) -> Result<bool>;
 
