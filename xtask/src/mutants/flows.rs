@@ -8,12 +8,14 @@ const POSTGRES_ADVANCE: &str = "crates/longshore/src/store/postgres/advance.rs";
 const POSTGRES_FLOWS: &str = "crates/longshore/src/store/postgres/flows.rs";
 const POSTGRES_FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
 const POSTGRES_OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
+const POSTGRES_OPERATE_FLOWS: &str = "crates/longshore/src/store/postgres/operate_flows.rs";
 const POSTGRES_RETAIN: &str = "crates/longshore/src/store/postgres/retain.rs";
 const POSTGRES_SETTLE: &str = "crates/longshore/src/store/postgres/settle.rs";
 const RULES: &str = "crates/longshore/src/flow.rs";
 const SQLITE_ADVANCE: &str = "crates/longshore/src/store/sqlite/advance.rs";
 const SQLITE_FLOWS: &str = "crates/longshore/src/store/sqlite/flows.rs";
 const SQLITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
+const SQLITE_OPERATE_FLOWS: &str = "crates/longshore/src/store/sqlite/operate_flows.rs";
 const SQLITE_RETAIN: &str = "crates/longshore/src/store/sqlite/retain.rs";
 const SQLITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 
@@ -210,7 +212,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "flows, postgres: retry a member whose end was not followed",
-        file: POSTGRES_ADVANCE,
+        file: POSTGRES_OPERATE_FLOWS,
         anchor: "const CANDIDATES",
         find: "where c.flow = f.flow",
         replace: "where false",
@@ -220,7 +222,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "flows, postgres: retry a member that is being removed",
-        file: POSTGRES_ADVANCE,
+        file: POSTGRES_OPERATE_FLOWS,
         anchor: "const CANDIDATES",
         find: "limit 1\n                for update) as f",
         replace: "limit 1) as f",

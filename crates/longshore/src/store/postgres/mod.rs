@@ -52,6 +52,7 @@ mod lease;
 mod listen;
 mod migrate;
 mod operate;
+mod operate_flows;
 mod pool;
 mod queues;
 mod recover;

@@ -15,8 +15,8 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate, queues,
-    recover, retain, schedules, settle, stats, steps, tokens, workers,
+    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate,
+    operate_flows, queues, recover, retain, schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -317,8 +317,10 @@ impl Store for PostgresStore {
         self.run(limit, |tx, limit| Box::pin(advance::advance(tx, *limit))).await
     }
 
+    // ---- operate_flows ----------------------------------------------------
+
     async fn flag_cancelled(&self, flow: FlowId) -> Result<bool> {
-        self.run_quick(flow, |tx, flow| Box::pin(advance::flag_cancelled(tx, *flow))).await
+        self.run_quick(flow, |tx, flow| Box::pin(operate_flows::flag_cancelled(tx, *flow))).await
     }
 
     async fn cancel_members(
@@ -328,13 +330,13 @@ impl Store for PostgresStore {
         limit: u32,
     ) -> Result<CancelledMembers> {
         self.run((flow, after, limit), |tx, (flow, after, limit)| {
-            Box::pin(advance::cancel_members(tx, *flow, *after, *limit))
+            Box::pin(operate_flows::cancel_members(tx, *flow, *after, *limit))
         })
         .await
     }
 
     async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>> {
-        self.run_read(limit, |tx, limit| Box::pin(advance::flows_to_cancel(tx, *limit))).await
+        self.run_read(limit, |tx, limit| Box::pin(operate_flows::flows_to_cancel(tx, *limit))).await
     }
 
     async fn retry_members(
@@ -345,14 +347,16 @@ impl Store for PostgresStore {
         limit: u32,
     ) -> Result<RetriedMembers> {
         self.run((flow, before, after, limit), |tx, (flow, before, after, limit)| {
-            Box::pin(advance::retry_members(tx, *flow, *before, *after, *limit))
+            Box::pin(operate_flows::retry_members(tx, *flow, *before, *after, *limit))
         })
         .await
     }
 
     async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64> {
-        self.run((*policy, limit), |tx, (policy, limit)| Box::pin(advance::remove_flows(tx, policy, *limit)))
-            .await
+        self.run((*policy, limit), |tx, (policy, limit)| {
+            Box::pin(operate_flows::remove_flows(tx, policy, *limit))
+        })
+        .await
     }
 
     // ---- queues -----------------------------------------------------------

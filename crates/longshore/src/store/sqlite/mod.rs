@@ -45,6 +45,7 @@ mod kinds;
 mod lease;
 mod migrate;
 mod operate;
+mod operate_flows;
 mod queues;
 mod recover;
 mod retain;

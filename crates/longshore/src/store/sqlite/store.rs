@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate, queues,
-    recover, retain, schedules, settle, stats, steps, tokens, workers,
+    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate,
+    operate_flows, queues, recover, retain, schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -306,8 +306,10 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| advance::advance(tx, limit)).await
     }
 
+    // ---- operate_flows ----------------------------------------------------
+
     async fn flag_cancelled(&self, flow: FlowId) -> Result<bool> {
-        self.engine.write(move |tx| advance::flag_cancelled(tx, flow)).await
+        self.engine.write(move |tx| operate_flows::flag_cancelled(tx, flow)).await
     }
 
     async fn cancel_members(
@@ -316,11 +318,11 @@ impl Store for SqliteStore {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<CancelledMembers> {
-        self.engine.write(move |tx| advance::cancel_members(tx, flow, after, limit)).await
+        self.engine.write(move |tx| operate_flows::cancel_members(tx, flow, after, limit)).await
     }
 
     async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>> {
-        self.engine.read(move |tx| advance::flows_to_cancel(tx, limit)).await
+        self.engine.read(move |tx| operate_flows::flows_to_cancel(tx, limit)).await
     }
 
     async fn retry_members(
@@ -330,12 +332,12 @@ impl Store for SqliteStore {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<RetriedMembers> {
-        self.engine.write(move |tx| advance::retry_members(tx, flow, before, after, limit)).await
+        self.engine.write(move |tx| operate_flows::retry_members(tx, flow, before, after, limit)).await
     }
 
     async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64> {
         let policy = *policy;
-        self.engine.write(move |tx| advance::remove_flows(tx, &policy, limit)).await
+        self.engine.write(move |tx| operate_flows::remove_flows(tx, &policy, limit)).await
     }
 
     // ---- queues -----------------------------------------------------------

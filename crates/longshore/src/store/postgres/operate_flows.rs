@@ -1,0 +1,316 @@
+//! Commands on whole flows: cancel, retry, and the removal of flows that ended long ago. Each step holds the
+//! lock of the flow's row. [`flow`] decides.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::Row;
+use uuid::Uuid;
+
+use super::advance::{FORGET_END, end_waiting};
+use super::turns::add_turns;
+use super::tx::{Sql, Tx};
+use crate::flow::{self, Candidate, FLOW_CANCELLED, ParentLink, Reopened};
+use crate::job::{FlowId, JobId, Outcome, WorkerId};
+use crate::store::{CancelledMembers, Retention, RetriedMembers, flow_event, millis};
+
+/// Flags a flow that has not ended. Nothing can be added to it any more, so that it ends.
+const FLAG_CANCELLED: &str = "
+    update longshore.flows
+       set cancelled = true,
+           cancelling_at = longshore.clock(),
+           sealed = true
+     where id = $1
+       and ended_at is null
+       and not cancelled";
+
+pub(super) async fn flag_cancelled(tx: &mut Tx<'_>, flow: FlowId) -> Sql<bool> {
+    let flagged = sqlx::query(tx.sql(FLAG_CANCELLED)).bind(flow.0).execute(&mut *tx.connection).await?;
+    Ok(flagged.rows_affected() > 0)
+}
+
+const MEMBER_PAGE: &str = "
+    select id
+      from longshore.jobs
+     where flow = $1
+       and ($2::uuid is null or id > $2)
+     order by id
+     limit $3";
+
+async fn member_page(tx: &mut Tx<'_>, flow: FlowId, after: Option<JobId>, limit: u32) -> Sql<Vec<Uuid>> {
+    let query = sqlx::query_scalar(tx.sql(MEMBER_PAGE));
+    let query = query.bind(flow.0).bind(after.map(|id| id.0)).bind(i64::from(limit));
+    Ok(query.fetch_all(&mut *tx.connection).await?)
+}
+
+const REQUEST_STOP: &str = "
+    update longshore.running
+       set cancel_requested = true
+     where id = any($1)
+       and not cancel_requested
+    returning worker";
+
+const ARE_ALL_CANCELLED: &str = "
+    select not exists (select 1 from longshore.ready where id = any($1))
+       and not exists (select 1 from longshore.running where id = any($1) and not cancel_requested)";
+
+/// The walk goes on. Others resume it if it makes no further step for 10 s.
+const CONTINUE_WALK: &str = "
+    update longshore.flows
+       set cancelling_at = longshore.clock()
+     where id = $1
+       and cancelling_at is not null";
+
+/// Ends the walk, and lets `advance` look at the flow: it may have no open member.
+const END_WALK: &str = "
+    with ended as (
+      update longshore.flows
+         set cancelling_at = null
+       where id = $1
+      returning id)
+    insert into longshore.flow_changes (flow)
+    select id from ended";
+
+/// A retry that began meanwhile ends the cancel.
+const LOCK_CANCELLED: &str = "
+    select id
+      from longshore.flows
+     where id = $1
+       and cancelled
+       for no key update";
+
+/// How often a page of members is read again, if one of them moved between the tables.
+const MAX_ROUNDS: usize = 5;
+
+pub(super) async fn cancel_members(
+    tx: &mut Tx<'_>,
+    flow: FlowId,
+    after: Option<JobId>,
+    limit: u32,
+) -> Sql<CancelledMembers> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(Duration::from_secs(2)).await?;
+    let cancelled =
+        sqlx::query(tx.sql(LOCK_CANCELLED)).bind(flow.0).fetch_optional(&mut *tx.connection).await?;
+    if cancelled.is_none() {
+        return Ok(CancelledMembers::default());
+    }
+    let page = member_page(tx, flow, after, limit).await?;
+    let mut done = CancelledMembers::default();
+    let reasons = vec![FLOW_CANCELLED.to_owned(); page.len()];
+    for _ in 0..MAX_ROUNDS {
+        let workers: Vec<Uuid> =
+            sqlx::query_scalar(tx.sql(REQUEST_STOP)).bind(&page).fetch_all(&mut *tx.connection).await?;
+        done.requested += workers.len() as u64;
+        done.workers.extend(workers.into_iter().map(WorkerId));
+        done.cancelled += end_waiting(tx, &page, &reasons).await?;
+        if sqlx::query_scalar(tx.sql(ARE_ALL_CANCELLED)).bind(&page).fetch_one(&mut *tx.connection).await? {
+            break;
+        }
+    }
+    done.next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
+    let step = if done.next.is_none() { END_WALK } else { CONTINUE_WALK };
+    sqlx::query(tx.sql(step)).bind(flow.0).execute(&mut *tx.connection).await?;
+    transaction.commit().await?;
+    Ok(done)
+}
+
+const FLOWS_TO_CANCEL: &str = "
+    select id
+      from longshore.flows
+     where cancelling_at < longshore.clock() - interval '10 seconds'
+     union
+    select id
+      from longshore.flows
+     where deadline <= longshore.clock()
+       and ended_at is null
+       and not cancelled
+     limit $1";
+
+pub(super) async fn flows_to_cancel(tx: &mut Tx<'_>, limit: u32) -> Sql<Vec<FlowId>> {
+    let query = sqlx::query_scalar::<_, Uuid>(tx.sql(FLOWS_TO_CANCEL)).bind(i64::from(limit));
+    Ok(query.fetch_all(&mut *tx.connection).await?.into_iter().map(FlowId).collect())
+}
+
+const LOCK_FOR_RETRY: &str = "
+    select owned, exists (select 1 from longshore.flow_changes c where c.flow = f.id)
+      from longshore.flows f
+     where id = $1
+       for no key update";
+
+/// The finished ones of a page of members that did not succeed, or of callbacks that were skipped. A
+/// member whose end was stored a moment ago is left out: its end is followed first. The rows are locked,
+/// so that nobody removes a member on which others are about to wait.
+const CANDIDATES: &str = "
+    select f.id
+      from unnest((select $1::uuid[])) as i(id)
+     cross join lateral (
+             select f.id
+               from longshore.finished f
+              where f.id = i.id
+                and f.outcome <> 'succeeded'
+                and f.finished_at <= $2
+                and (f.flow is not null or f.skipped)
+                and not exists (
+                      select 1
+                        from longshore.flow_changes c
+                       where c.flow = f.flow
+                         and c.job = f.id)
+              limit 1
+                for update) as f";
+
+const LINKS_OF_CANDIDATES: &str = "
+    select child, parent, met
+      from longshore.links
+     where child = any($1)";
+
+const CALLBACKS: &str = "
+    select child
+      from longshore.links
+     where parent = $1";
+
+const REOPEN_MEMBERS: &str = concat!(
+    "
+    with deleted as (
+      delete from longshore.finished
+       where id = any((select $1::uuid[])::uuid[])
+      returning id, lease_no, outcome, flow, skipped),
+    tallied as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), 0, -count(*), d.outcome, 0, j.queue, j.kind
+        from deleted d
+        join longshore.jobs j on j.id = d.id
+       group by d.outcome, j.queue, j.kind),
+    requeued as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags, grp, flow, held)
+      select d.id, case when i.held then '9999-12-31 23:59:59+00' else longshore.clock() end,
+             longshore.clock(), j.timeout_ms, d.lease_no, j.priority, 0, j.max_attempts,
+             0, false, j.kind, j.queue, j.flags, j.grp, j.flow, nullif(i.held, false)
+        from deleted d
+        join unnest((select $1::uuid[]), (select $2::bool[])) as i(id, held) using (id)
+        join longshore.jobs j on j.id = d.id
+      returning run_at, priority, queue, grp),",
+    add_turns!("requeued"),
+    ",
+    opened as (
+      update longshore.links
+         set met = null
+       where parent = any((select $1::uuid[])::uuid[])
+         and met is not null)
+    select (select count(*) from deleted where flow is not null),
+           (select count(*) from deleted where flow is not null and skipped is not true),
+           array(select distinct queue from requeued where run_at <= longshore.clock())"
+);
+
+/// A flow that is retried is no longer cancelled and has not ended.
+const REOPEN_FLOW: &str = "
+    update longshore.flows
+       set open = open + $2,
+           failed = failed - $3,
+           cancelled = false,
+           cancelling_at = null,
+           deadline = case when deadline > longshore.clock() then deadline end,
+           ended_at = null
+     where id = $1";
+
+const OPEN_LINKS: &str = "
+    update longshore.links
+       set met = null
+     where parent = $1
+       and met is not null";
+
+pub(super) async fn retry_members(
+    tx: &mut Tx<'_>,
+    flow: FlowId,
+    before: DateTime<Utc>,
+    after: Option<JobId>,
+    limit: u32,
+) -> Sql<RetriedMembers> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(Duration::from_secs(2)).await?;
+    let locked: Option<(bool, bool)> =
+        sqlx::query_as(tx.sql(LOCK_FOR_RETRY)).bind(flow.0).fetch_optional(&mut *tx.connection).await?;
+    let Some((is_owned, has_changes)) = locked else { return Ok(RetriedMembers::default()) };
+    if has_changes {
+        return Ok(RetriedMembers { advance_first: true, ..RetriedMembers::default() });
+    }
+    let page = member_page(tx, flow, after, limit).await?;
+    let next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
+    let reopened = flow::reopen(&candidates(tx, &page, before).await?);
+    let (members, failures, mut queues) = reopen_members(tx, &reopened).await?;
+    if members > 0 {
+        let reopen = sqlx::query(tx.sql(REOPEN_FLOW)).bind(flow.0).bind(members).bind(failures);
+        reopen.execute(&mut *tx.connection).await?;
+    }
+    if members > 0 && is_owned {
+        let events = vec![flow_event(flow)];
+        sqlx::query(tx.sql(FORGET_END)).bind(events).execute(&mut *tx.connection).await?;
+    } else if members > 0 {
+        // The flow has not ended any more, so callbacks that were skipped wait again.
+        sqlx::query(tx.sql(OPEN_LINKS)).bind(flow.0).execute(&mut *tx.connection).await?;
+        let callbacks: Vec<Uuid> =
+            sqlx::query_scalar(tx.sql(CALLBACKS)).bind(flow.0).fetch_all(&mut *tx.connection).await?;
+        let held = flow::reopen(&candidates(tx, &callbacks, before).await?);
+        queues.extend(reopen_members(tx, &held).await?.2);
+    }
+    transaction.commit().await?;
+    Ok(RetriedMembers { reopened: members as u64, queues, next, advance_first: false })
+}
+
+async fn candidates(tx: &mut Tx<'_>, ids: &[Uuid], before: DateTime<Utc>) -> Sql<Vec<Candidate>> {
+    let found: Vec<Uuid> =
+        sqlx::query_scalar(tx.sql(CANDIDATES)).bind(ids).bind(before).fetch_all(&mut *tx.connection).await?;
+    let mut links = BTreeMap::<Uuid, Vec<ParentLink>>::new();
+    for row in sqlx::query(tx.sql(LINKS_OF_CANDIDATES)).bind(&found).fetch_all(&mut *tx.connection).await? {
+        let link = ParentLink { parent: row.try_get(1)?, met: row.try_get(2)? };
+        links.entry(row.try_get(0)?).or_default().push(link);
+    }
+    let candidate = |job| Candidate { job, links: links.remove(&job).unwrap_or_default() };
+    Ok(found.into_iter().map(candidate).collect())
+}
+
+/// Returns how many members of the flow were reopened, how many of them counted as failures, and the
+/// queues of those that are due.
+async fn reopen_members(tx: &mut Tx<'_>, reopened: &[Reopened]) -> Sql<(i64, i64, Vec<String>)> {
+    if reopened.is_empty() {
+        return Ok((0, 0, Vec::new()));
+    }
+    let row = sqlx::query(tx.sql(REOPEN_MEMBERS))
+        .bind(reopened.iter().map(|reopened| reopened.job).collect::<Vec<_>>())
+        .bind(reopened.iter().map(|reopened| reopened.is_held).collect::<Vec<_>>())
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
+}
+
+/// Removes flows that ended some time ago and have no members left.
+const REMOVE_FLOWS: &str = "
+    with deleted as (
+      delete from longshore.flows
+       where id = any(array(
+               select f.id
+                 from longshore.flows f
+                where f.ended_at < longshore.clock() - interval '1 millisecond' * $1::int8
+                  and not exists (select 1 from longshore.jobs j where j.flow = f.id)
+                order by f.ended_at
+                limit $2
+                  for update skip locked))
+      returning id, owned),
+    deleted_links as (   -- links from a flow of children wait for their job
+      delete from longshore.links
+       where parent = any(array(select id from deleted where not owned)))
+    select count(*) from deleted";
+
+pub(super) async fn remove_flows(tx: &mut Tx<'_>, policy: &Retention, limit: u32) -> Sql<u64> {
+    let Some(shortest) = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min() else {
+        return Ok(0);
+    };
+    let query =
+        sqlx::query_scalar::<_, i64>(tx.sql(REMOVE_FLOWS)).bind(millis(shortest)).bind(i64::from(limit));
+    Ok(query.fetch_one(&mut *tx.connection).await?.unsigned_abs())
+}

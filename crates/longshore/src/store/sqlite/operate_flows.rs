@@ -1,0 +1,288 @@
+//! Commands on whole flows: cancel, retry, and the removal of flows that ended long ago. [`flow`] decides.
+
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, Utc};
+use rusqlite::params;
+
+use super::advance::{FORGET_END, end_waiting};
+use super::enqueue::Ready;
+use super::settle::tally;
+use super::tx::{Columns, Sql, Tx, micros};
+use crate::flow::{self, Candidate, FLOW_CANCELLED, ParentLink, Reopened};
+use crate::job::{FlowId, JobId, Outcome};
+use crate::lifecycle::FAR_FUTURE;
+use crate::store::{CancelledMembers, Retention, RetriedMembers, flow_event};
+
+/// If the walk of a cancel makes no further step for 10 s, others resume it.
+pub(super) const WALK_CUT_OFF: i64 = 10_000_000;
+
+/// Flags a flow that has not ended. Nothing can be added to it any more, so that it ends.
+pub(super) fn flag_cancelled(tx: &Tx<'_>, flow: FlowId) -> Sql<bool> {
+    const FLAG: &str = "
+        update flows
+           set cancelled = 1,
+               cancelling_at = ?2,
+               sealed = 1
+         where id = ?1
+           and ended_at is null
+           and cancelled = 0";
+    Ok(tx.execute(FLAG, params![flow.0.as_bytes(), tx.now()?])? > 0)
+}
+
+fn member_page(tx: &Tx<'_>, flow: FlowId, after: Option<JobId>, limit: u32) -> Sql<Vec<JobId>> {
+    const PAGE: &str = "
+        select id
+          from jobs
+         where flow = ?1
+           and id > ?2
+         order by id
+         limit ?3";
+    let after = after.map_or(Vec::new(), |id| id.0.as_bytes().to_vec());
+    tx.rows(PAGE, params![flow.0.as_bytes(), after, limit], |row| row.job(0))
+}
+
+pub(super) fn cancel_members(
+    tx: &Tx<'_>,
+    flow: FlowId,
+    after: Option<JobId>,
+    limit: u32,
+) -> Sql<CancelledMembers> {
+    const REQUEST_STOP: &str = "
+        update running
+           set cancel_requested = 1
+         where id = ?1
+           and cancel_requested = 0
+        returning worker";
+    const CONTINUE_WALK: &str = "
+        update flows
+           set cancelling_at = ?2
+         where id = ?1
+           and cancelling_at is not null";
+    // Ends the walk, and lets `advance` look at the flow: it may have no open member.
+    const END_WALK: &str = "
+        update flows
+           set cancelling_at = null
+         where id = ?1";
+    const NOTE: &str = "
+        insert into flow_changes (flow)
+        values (?1)";
+    // A retry that began meanwhile ends the cancel.
+    const CANCELLED: &str = "
+        select 1
+          from flows
+         where id = ?1
+           and cancelled = 1";
+    if tx.row(CANCELLED, [flow.0.as_bytes()], |_| Ok(()))?.is_none() {
+        return Ok(CancelledMembers::default());
+    }
+    let page = member_page(tx, flow, after, limit)?;
+    let mut done = CancelledMembers::default();
+    for id in &page {
+        if let Some(worker) = tx.row(REQUEST_STOP, [id.0.as_bytes()], |row| row.worker(0))? {
+            done.requested += 1;
+            done.workers.push(worker);
+        }
+        done.cancelled += u64::from(end_waiting(tx, *id, FLOW_CANCELLED)?);
+    }
+    done.next = page.last().filter(|_| page.len() == limit as usize).copied();
+    if done.next.is_some() {
+        tx.execute(CONTINUE_WALK, params![flow.0.as_bytes(), tx.now()?])?;
+    } else if tx.execute(END_WALK, [flow.0.as_bytes()])? > 0 {
+        tx.execute(NOTE, [flow.0.as_bytes()])?;
+    }
+    Ok(done)
+}
+
+pub(super) fn flows_to_cancel(tx: &Tx<'_>, limit: u32) -> Sql<Vec<FlowId>> {
+    const TO_CANCEL: &str = "
+        select id
+          from flows
+         where cancelling_at < ?3
+         union
+        select id
+          from flows
+         where deadline <= ?1
+           and ended_at is null
+           and cancelled = 0
+         limit ?2";
+    let now = tx.now()?;
+    tx.rows(TO_CANCEL, params![now, limit, now - WALK_CUT_OFF], |row| row.uuid(0).map(FlowId))
+}
+
+pub(super) fn retry_members(
+    tx: &Tx<'_>,
+    flow: FlowId,
+    before: DateTime<Utc>,
+    after: Option<JobId>,
+    limit: u32,
+) -> Sql<RetriedMembers> {
+    const FLOW: &str = "
+        select owned,
+               exists (select 1 from flow_changes c where c.flow = flows.id)
+          from flows
+         where id = ?1";
+    // A flow that is retried is no longer cancelled and has not ended.
+    const REOPEN: &str = "
+        update flows
+           set open = open + ?2,
+               failed = failed - ?3,
+               cancelled = 0,
+               cancelling_at = null,
+               deadline = case when deadline > ?4 then deadline end,
+               ended_at = null
+         where id = ?1";
+    const OPEN_LINKS: &str = "
+        update links
+           set met = null
+         where parent = ?1
+           and met is not null";
+    const CALLBACKS: &str = "
+        select child
+          from links
+         where parent = ?1";
+    let id = flow.0.as_bytes();
+    let Some((is_owned, has_changes)) = tx.row(FLOW, [id], |row| Ok((row.get(0)?, row.get(1)?)))? else {
+        return Ok(RetriedMembers::default());
+    };
+    if has_changes {
+        return Ok(RetriedMembers { advance_first: true, ..RetriedMembers::default() });
+    }
+    let page = member_page(tx, flow, after, limit)?;
+    let next = page.last().filter(|_| page.len() == limit as usize).copied();
+    let reopened = flow::reopen(&candidates(tx, &page, before)?);
+    let (members, failures, mut queues) = reopen_members(tx, &reopened)?;
+    if members > 0 {
+        tx.execute(REOPEN, params![id, members, failures, tx.now()?])?;
+    }
+    if members > 0 && is_owned {
+        tx.execute(FORGET_END, [flow_event(flow)])?;
+    } else if members > 0 {
+        // The flow has not ended any more, so callbacks that were skipped wait again.
+        tx.execute(OPEN_LINKS, [id])?;
+        let callbacks = tx.rows(CALLBACKS, [id], |row| row.job(0))?;
+        let held = flow::reopen(&candidates(tx, &callbacks, before)?);
+        queues.extend(reopen_members(tx, &held)?.2);
+    }
+    let queues = queues.into_iter().collect();
+    Ok(RetriedMembers { reopened: members as u64, queues, next, advance_first: false })
+}
+
+/// The finished ones of these members that did not succeed, or of callbacks that were skipped.
+fn candidates(tx: &Tx<'_>, ids: &[JobId], before: DateTime<Utc>) -> Sql<Vec<Candidate>> {
+    const FINISHED: &str = "
+        select 1
+          from finished
+         where id = ?1
+           and outcome <> 'succeeded'
+           and finished_at <= ?2
+           and (flow is not null or skipped = 1)";
+    const LINKS: &str = "
+        select parent,
+               met
+          from links
+         where child = ?1";
+    let mut candidates = Vec::new();
+    for id in ids {
+        let finished = tx.row(FINISHED, params![id.0.as_bytes(), before.timestamp_micros()], |_| Ok(()))?;
+        if finished.is_some() {
+            let links = tx.rows(LINKS, [id.0.as_bytes()], |row| {
+                Ok(ParentLink { parent: row.uuid(0)?, met: row.get(1)? })
+            })?;
+            candidates.push(Candidate { job: id.0, links });
+        }
+    }
+    Ok(candidates)
+}
+
+/// Returns how many members of the flow were reopened, how many of them counted as failures, and the
+/// queues of those that are due.
+fn reopen_members(tx: &Tx<'_>, reopened: &[Reopened]) -> Sql<(i64, i64, BTreeSet<String>)> {
+    const LEAVE: &str = "
+        delete from finished
+         where id = ?1
+        returning lease_no, outcome, flow, skipped";
+    const REQUEST: &str = "
+        select timeout_ms,
+               priority,
+               max_attempts,
+               kind,
+               queue,
+               flags,
+               grp
+          from jobs
+         where id = ?1";
+    const OPEN_LINKS: &str = "
+        update links
+           set met = null
+         where parent = ?1
+           and met is not null";
+    let now = tx.now()?;
+    let (mut members, mut failures, mut queues) = (0, 0, BTreeSet::new());
+    for Reopened { job, is_held } in reopened {
+        let left = tx.row(LEAVE, [job.as_bytes()], |row| {
+            let is_skipped = row.get::<_, Option<bool>>(3)?.unwrap_or(false);
+            Ok((row.get::<_, i32>(0)?, row.outcome(1)?, row.get::<_, Option<[u8; 16]>>(2)?, is_skipped))
+        })?;
+        let Some((lease_no, outcome, flow, is_skipped)) = left else { continue };
+        let mut request = tx.prepare(REQUEST)?;
+        let mut rows = request.query([job.as_bytes()])?;
+        let Some(row) = rows.next()? else { continue };
+        let (kind, queue, flags, group): (String, String, Option<String>, Option<String>) =
+            (row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?);
+        let ready = Ready {
+            id: JobId(*job),
+            run_at: if *is_held { FAR_FUTURE.timestamp_micros() } else { now },
+            timeout_ms: row.get(0)?,
+            lease_no,
+            priority: row.get(1)?,
+            attempt: 0,
+            max_attempts: row.get(2)?,
+            interruptions: 0,
+            keyed: false,
+            kind: &kind,
+            queue: &queue,
+            flags: flags.as_deref(),
+            group: group.as_deref(),
+            flow,
+            is_held: *is_held,
+        };
+        ready.store(tx)?;
+        tally(tx, &queue, &kind, outcome, 0, 0, -1)?;
+        tx.execute(OPEN_LINKS, [job.as_bytes()])?;
+        members += i64::from(flow.is_some());
+        failures += i64::from(flow.is_some() && !is_skipped);
+        if !is_held {
+            queues.insert(queue);
+        }
+    }
+    Ok((members, failures, queues))
+}
+
+/// Removes flows that ended some time ago and have no members left.
+pub(super) fn remove_flows(tx: &Tx<'_>, policy: &Retention, limit: u32) -> Sql<u64> {
+    const REMOVE: &str = "
+        delete from flows
+         where id in (
+               select f.id
+                 from flows f
+                where f.ended_at < ?1
+                  and not exists (select 1 from jobs j where j.flow = f.id)
+                order by f.ended_at
+                limit ?2)
+        returning id, owned";
+    // Links from a flow of children wait for their job.
+    const LINKS: &str = "
+        delete from links
+         where parent = ?1";
+    let Some(shortest) = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min() else {
+        return Ok(0);
+    };
+    let before = tx.now()?.saturating_sub(micros(shortest));
+    let removed: Vec<([u8; 16], bool)> =
+        tx.rows(REMOVE, params![before, limit], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    for (id, _) in removed.iter().filter(|(_, is_owned)| !is_owned) {
+        tx.execute(LINKS, [id])?;
+    }
+    Ok(removed.len() as u64)
+}
