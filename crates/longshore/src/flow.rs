@@ -247,6 +247,11 @@ pub fn reopen(candidates: &[Candidate]) -> Vec<Reopened> {
     kept.map(|candidate| Reopened { job: candidate.job, is_held: is_held(candidate) }).collect()
 }
 
+/// Decides whether a task that was skipped waits again, now that a parent of it was reopened.
+pub fn comes_back(links: &[ParentLink], flow_is_cancelled: bool) -> bool {
+    !flow_is_cancelled && links.iter().all(|link| link.met != Some(false))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,6 +297,16 @@ mod tests {
         let change = |job| Change { job: id(job), end: None, is_failure: false };
         assert_eq!(followed_together(&[change(1), change(2), change(1), change(3)]), 2);
         assert_eq!(followed_together(&[change(1), change(2)]), 2);
+    }
+
+    #[test]
+    fn a_skipped_task_comes_back_unless_another_parent_still_keeps_it_from_starting() {
+        let links = |met: &[Option<bool>]| -> Vec<ParentLink> {
+            met.iter().map(|met| ParentLink { parent: id(1), met: *met }).collect()
+        };
+        assert!(comes_back(&links(&[None, Some(true)]), false));
+        assert!(!comes_back(&links(&[None, Some(false)]), false));
+        assert!(!comes_back(&links(&[None]), true));
     }
 
     #[test]

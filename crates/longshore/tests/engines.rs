@@ -305,7 +305,14 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
     (
         "sqlite",
         "retain.rs",
-        &["add_ranges_between", "delete_request", "delete_rows", "minutes_fold_before", "hour_of"],
+        &[
+            "add_ranges_between",
+            "kept_by_flow",
+            "delete_request",
+            "delete_rows",
+            "minutes_fold_before",
+            "hour_of",
+        ],
         "the walk runs row by row; Postgres does a step in one statement",
     ),
 ];

@@ -8,14 +8,13 @@ const POSTGRES_ADVANCE: &str = "crates/longshore/src/store/postgres/advance.rs";
 const POSTGRES_FLOWS: &str = "crates/longshore/src/store/postgres/flows.rs";
 const POSTGRES_FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
 const POSTGRES_OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
-const POSTGRES_OPERATE_FLOWS: &str = "crates/longshore/src/store/postgres/operate_flows.rs";
+const POSTGRES_REOPEN: &str = "crates/longshore/src/store/postgres/reopen.rs";
 const POSTGRES_RETAIN: &str = "crates/longshore/src/store/postgres/retain.rs";
 const POSTGRES_SETTLE: &str = "crates/longshore/src/store/postgres/settle.rs";
 const RULES: &str = "crates/longshore/src/flow.rs";
 const SQLITE_ADVANCE: &str = "crates/longshore/src/store/sqlite/advance.rs";
 const SQLITE_FLOWS: &str = "crates/longshore/src/store/sqlite/flows.rs";
 const SQLITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
-const SQLITE_OPERATE_FLOWS: &str = "crates/longshore/src/store/sqlite/operate_flows.rs";
 const SQLITE_RETAIN: &str = "crates/longshore/src/store/sqlite/retain.rs";
 const SQLITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 
@@ -68,6 +67,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "link.met != Some(false) || reopened.contains(&link.parent)",
         replace: "link.met != Some(false) || reopened.contains(&link.parent) || true",
         caught_by: &["flows::sqlite::a_retry_runs_only_the_failed_part"],
+    },
+    Mutant {
+        name: "flows: bring back what another parent keeps from starting",
+        file: RULES,
+        anchor: "pub fn comes_back(",
+        find: "link.met != Some(false)",
+        replace: "link.met != Some(false) || true",
+        caught_by: &["flows::sqlite::what_was_skipped_because_of_a_task_comes_back_with_it"],
+    },
+    Mutant {
+        name: "flows: bring back tasks of a cancelled flow",
+        file: RULES,
+        anchor: "pub fn comes_back(",
+        find: "!flow_is_cancelled && ",
+        replace: "(!flow_is_cancelled || true) && ",
+        caught_by: &["flows::sqlite::nothing_comes_back_in_a_cancelled_flow"],
+    },
+    Mutant {
+        name: "flows: join the children of an earlier run",
+        file: "crates/longshore/src/worker/flows.rs",
+        anchor: "fn contains(&self, id: JobId)",
+        find: "self.first.is_some_and(|first| first <= id)",
+        replace: "self.first.is_some_and(|first| first <= id || true)",
+        caught_by: &["flows::sqlite::a_job_that_starts_over_joins_only_the_children_of_this_run"],
     },
     Mutant {
         name: "flows: do not hold what waits for a reopened task",
@@ -189,7 +212,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "flows, postgres: cancel the callbacks of a cancelled flow",
         file: POSTGRES_ADVANCE,
-        anchor: "// A callback is not a member",
+        anchor: "fn is_cancelled(",
         find: "flow.and_then(|flow| flows.get(&flow)).is_some_and(|flow| flow.counts.is_cancelled)",
         replace: "flows.values().any(|flow| flow.counts.is_cancelled)",
         caught_by: &["flows::postgres::cancelling_a_flow_ends_all_of_its_members"],
@@ -212,7 +235,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "flows, postgres: retry a member whose end was not followed",
-        file: POSTGRES_OPERATE_FLOWS,
+        file: POSTGRES_REOPEN,
         anchor: "const CANDIDATES",
         find: "where c.flow = f.flow",
         replace: "where false",
@@ -222,7 +245,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "flows, postgres: retry a member that is being removed",
-        file: POSTGRES_OPERATE_FLOWS,
+        file: POSTGRES_REOPEN,
         anchor: "const CANDIDATES",
         find: "limit 1\n                for update) as f",
         replace: "limit 1) as f",
@@ -233,10 +256,42 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "flows, postgres: remove members of a flow that has not ended",
         file: POSTGRES_RETAIN,
-        anchor: "(f.flow is null or not exists (   -- others may need its result",
-        find: "and o.ended_at is null",
-        replace: "and false",
+        anchor: "macro_rules! kept_by_flow",
+        find: "(o.is_open\n",
+        replace: "(false\n",
         caught_by: &["flows::postgres::retention_keeps_the_members_of_an_open_flow"],
+    },
+    Mutant {
+        name: "flows, postgres: remove what a retry of the flow needs",
+        file: POSTGRES_RETAIN,
+        anchor: "macro_rules! kept_by_flow",
+        find: "or o.is_linked\n",
+        replace: "or false\n",
+        caught_by: &["flows::postgres::retention_keeps_what_a_retry_of_the_flow_needs"],
+    },
+    Mutant {
+        name: "flows, postgres: remove the children of a job that waits",
+        file: POSTGRES_RETAIN,
+        anchor: "macro_rules! kept_by_flow",
+        find: "or w.owned\n",
+        replace: "or false\n",
+        caught_by: &["flows::postgres::retention_keeps_the_children_of_a_job_that_waits"],
+    },
+    Mutant {
+        name: "flows, postgres: do not count a task that comes back",
+        file: POSTGRES_REOPEN,
+        anchor: "const REOPEN_MEMBERS",
+        find: "where $3::bool\n",
+        replace: "where not $3::bool\n",
+        caught_by: &["flows::postgres::what_was_skipped_because_of_a_task_comes_back_with_it"],
+    },
+    Mutant {
+        name: "flows, postgres: add a task after one whose earlier end is not followed",
+        file: POSTGRES_FUNCTIONS,
+        anchor: "is followed later, and would release the new task",
+        find: "raise exception 'after: task `%` was retried",
+        replace: "raise notice 'after: task `%` was retried",
+        caught_by: &["flows::postgres_only::sql_adds_no_task_after_one_that_was_retried_a_moment_ago"],
     },
     Mutant {
         name: "flows, postgres: add members to a flow that is being sealed",
@@ -290,10 +345,26 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "flows, sqlite: remove members of a flow that has not ended",
         file: SQLITE_RETAIN,
-        anchor: "// Others may need the result of a member",
-        find: "if is_needed || ",
-        replace: "if is_needed && false || ",
+        anchor: "// Look again in an hour.",
+        find: "Some((None, ..)) => Some(",
+        replace: "Some((None, ..)) if now > 0 => None,\n        Some((None, ..)) => Some(",
         caught_by: &["flows::sqlite::retention_keeps_the_members_of_an_open_flow"],
+    },
+    Mutant {
+        name: "flows, sqlite: remove what a retry of the flow needs",
+        file: SQLITE_RETAIN,
+        anchor: "// Look again in an hour.",
+        find: "Some((Some(ended_at), outcome, true)) =>",
+        replace: "Some((Some(ended_at), outcome, true)) if now < 0 =>",
+        caught_by: &["flows::sqlite::retention_keeps_what_a_retry_of_the_flow_needs"],
+    },
+    Mutant {
+        name: "flows, sqlite: remove the children of a job that waits",
+        file: SQLITE_RETAIN,
+        anchor: "fn kept_by_flow(",
+        find: "w.owned = 1\n",
+        replace: "w.owned = 2\n",
+        caught_by: &["flows::sqlite::retention_keeps_the_children_of_a_job_that_waits"],
     },
     Mutant {
         name: "flows, sqlite: spawn children under a lost lease",

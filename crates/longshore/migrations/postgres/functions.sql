@@ -329,6 +329,11 @@ begin
     end if;
     if outcome is null then
       is_held := true;
+      perform 1 from longshore.flow_changes c where c.flow = join_flow.flow and c.job = found_id;
+      if found then
+        -- An earlier end of the parent is followed later, and would release the new task.
+        raise exception 'after: task `%` was retried a moment ago; try again', parent using errcode = '40001';
+      end if;
     end if;
     insert into longshore.links (parent, child, condition, met)
     values (found_id, join_flow.job, 'succeeded', outcome = 'succeeded');

@@ -413,18 +413,12 @@ impl Client {
 
     /// Stores children of a running job.
     #[cfg_attr(not(feature = "worker"), expect(dead_code, reason = "handlers spawn children"))]
-    pub(crate) async fn spawn_children(
-        &self,
-        children: NewChildren,
-        jobs: impl IntoIterator<Item = impl Into<NewJob>>,
-    ) -> Result<Spawned> {
+    pub(crate) async fn spawn_children(&self, children: NewChildren) -> Result<Spawned> {
         check_name("name", &children.step)?;
-        let members = members(Some(&children.step), jobs)?;
-        for (i, member) in members.iter().enumerate() {
+        for (i, member) in children.members.iter().enumerate() {
             let checked = self.check_job(&member.job.kind, &member.job.payload).await;
             checked.map_err(|error| error.in_item("jobs", i))?;
         }
-        let children = NewChildren { members, ..children };
         let spawned = self.store.spawn(&children).await?;
         if spawned == Spawned::Stored {
             let members = children.members.iter();

@@ -43,7 +43,7 @@ pub use check::RepairMode;
 #[cfg(feature = "api")]
 pub(crate) use enqueue::batch_span;
 pub use enqueue::{CallerTransaction, Enqueueing};
-#[cfg(feature = "api")]
+#[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use flows::members;
 pub use flows::{CancelledFlow, RetriedFlow};
 pub use kinds::{CheckPayload, UnknownKinds};

@@ -1,7 +1,7 @@
 //! Flows from inside a handler: the results of the tasks that it waited for, and children that it
 //! spawns and joins.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use super::context::Context;
 use super::handler::{Failure, without_values};
 use super::steps::{decode, encode};
+use crate::client::members;
 use crate::enqueue::NewJob;
 use crate::error::Error;
 use crate::job::{FlowId, JobId, Outcome};
@@ -78,8 +79,9 @@ impl<S: Send + Sync> Context<S> {
         let jobs: Vec<NewJob> = jobs.into_iter().map(Into::into).collect();
         let _active = self.journal().suspension.activate();
         match self.journaled("spawn", name, name).await? {
-            Some(StepState::Done(_)) => {
+            Some(StepState::Done(value)) => {
                 count_replayed_step();
+                self.journal().add_spawn(name, decode(name, &value)?);
                 return Ok(());
             }
             Some(StepState::Waiting { .. }) => {
@@ -89,21 +91,24 @@ impl<S: Send + Sync> Context<S> {
             }
             None => {}
         }
-        let value = encode(name, &serde_json::json!({ "spawned": jobs.len() }))?;
+        let refused = |error: Error| match error.is_invalid() {
+            true => Failure::permanent(format!("spawn `{name}`: {error}")),
+            false => error.into(),
+        };
+        let members = members(Some(name), jobs).map_err(refused)?;
+        let spawn = Spawn::of(members.iter().map(|member| member.job.id));
+        let value = encode(name, &spawn)?;
         self.journal().check_size(name, &value)?;
         let children = NewChildren {
             lease: self.job().lease(),
             kind: self.job().kind().to_owned(),
             step: name.to_owned(),
             value,
-            members: Vec::new(),
+            members,
         };
-        let refused = |error: Error| match error.is_invalid() {
-            true => Failure::permanent(format!("spawn `{name}`: {error}")),
-            false => error.into(),
-        };
-        match self.client().spawn_children(children, jobs).await.map_err(refused)? {
+        match self.client().spawn_children(children).await.map_err(refused)? {
             Spawned::Stored => {
+                self.journal().add_spawn(name, spawn);
                 self.journal().mark_progress();
                 Ok(())
             }
@@ -125,9 +130,9 @@ impl<S: Send + Sync> Context<S> {
         if let Some(StepState::Done(joined)) = self.journaled("join", name, name).await? {
             count_replayed_step();
             let Joined { spawned } = decode(name, &joined)?;
-            let mut children = self.client().flow_results(flow).await?;
-            children.retain(|child| child.task.as_ref().is_some_and(|task| spawned.contains(task)));
-            return Ok(Children { all: children });
+            let mut all = self.spawned_children().await?;
+            all.retain(|child| child.task.as_ref().is_some_and(|task| spawned.contains(task)));
+            return Ok(Children { all });
         }
         let Some(record) = self.client().store().flow(flow).await? else {
             return Err(Failure::permanent(format!(
@@ -137,10 +142,51 @@ impl<S: Send + Sync> Context<S> {
         if record.ended_at.is_none() {
             self.suspend(active, name, name, None, vec![flow_event(flow)]).await?;
         }
-        let all = self.client().flow_results(flow).await?;
+        let all = self.spawned_children().await?;
         let spawned = all.iter().filter_map(|child| child.task.clone()).collect();
         self.save_step(name, encode(name, &Joined { spawned })?).await?;
         Ok(Children { all })
+    }
+
+    /// The children that this run of the job has spawned. A job that succeeded and was retried starts over; its
+    /// earlier children are members of the same flow.
+    async fn spawned_children(&self) -> Result<Vec<ParentRecord>, Failure> {
+        let mut children = self.client().flow_results(FlowId(self.id().0)).await?;
+        let mut spawns = HashMap::<String, Option<Spawn>>::new();
+        for task in children.iter().filter_map(|child| child.task.as_ref()) {
+            if !spawns.contains_key(task) {
+                let stored = self.journal().earlier(self.client(), self.job().lease(), task).await?;
+                let spawn = match (self.journal().spawn(task), stored) {
+                    (Some(spawn), _) => Some(spawn),
+                    (None, Some(StepState::Done(value))) => Some(decode(task, &value)?),
+                    (None, _) => None,
+                };
+                spawns.insert(task.clone(), spawn);
+            }
+        }
+        let spawn_of = |task: &String| spawns.get(task).and_then(Option::as_ref);
+        children.retain(|child| {
+            child.task.as_ref().and_then(spawn_of).is_some_and(|spawn| spawn.contains(child.id))
+        });
+        Ok(children)
+    }
+}
+
+/// What the step of a [`Context::spawn`] stores: how many children, and the first and the last of their ids.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Spawn {
+    spawned: usize,
+    first: Option<JobId>,
+    last: Option<JobId>,
+}
+
+impl Spawn {
+    fn of(ids: impl Iterator<Item = JobId> + Clone) -> Self {
+        Spawn { spawned: ids.clone().count(), first: ids.clone().min(), last: ids.max() }
+    }
+
+    fn contains(&self, id: JobId) -> bool {
+        self.first.is_some_and(|first| first <= id) && self.last.is_some_and(|last| id <= last)
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use tokio::sync::{Notify, OnceCell, mpsc, oneshot};
 
+use super::flows::Spawn;
 use super::handler::Failure;
 
 use crate::client::Client;
@@ -32,6 +33,8 @@ pub(super) struct Journal {
     earlier: OnceCell<HashMap<String, StepState>>,
     /// The names used by this attempt.
     used: Mutex<HashSet<String>>,
+    /// The children that this attempt has spawned, or found to be spawned, by the name of the step.
+    spawns: Mutex<HashMap<String, Spawn>>,
     /// The number of steps that are stored, and their bytes.
     size: Mutex<(usize, usize)>,
     /// Whether this attempt stored a step.
@@ -45,6 +48,7 @@ impl Journal {
             lane,
             earlier: OnceCell::new(),
             used: Mutex::default(),
+            spawns: Mutex::default(),
             size: Mutex::default(),
             has_progressed: Arc::default(),
             suspension: Suspension::default(),
@@ -54,6 +58,14 @@ impl Journal {
     /// Marks a name as used by this attempt. Returns false if it was used before.
     pub(super) fn use_name(&self, name: &str) -> bool {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned())
+    }
+
+    pub(super) fn add_spawn(&self, name: &str, spawn: Spawn) {
+        self.spawns.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), spawn);
+    }
+
+    pub(super) fn spawn(&self, name: &str) -> Option<Spawn> {
+        self.spawns.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
     /// What earlier attempts stored under this name. A job's first lease has no earlier steps,

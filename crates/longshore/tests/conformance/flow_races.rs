@@ -311,7 +311,8 @@ async fn a_task_that_is_deleted_while_its_flow_is_retried_holds_no_child(fixture
             at_once(async move { client.retry_flow(flow).await }, async move { other.delete(a).await }).await;
         retried.expect("retry_flow");
         let ran = run_all(&fixture, worker).await;
-        let expected = if deleted.is_ok() { 2 } else { 3 };
+        // The others need it, so they stay skipped.
+        let expected = if deleted.is_ok() { 0 } else { 3 };
         assert_eq!(ran.len(), expected, "round {round}: {ran:?}, deleted: {deleted:?}");
         assert!(fixture.flow(flow).await.expect("flow").ended_at.is_some(), "round {round}");
     }
@@ -332,7 +333,8 @@ async fn a_task_that_retention_removes_while_its_flow_is_retried_holds_no_child(
         retained.expect("retain");
         let ran = run_all(&fixture, worker).await;
         let left = fixture.tasks(flow, None, 9).await.expect("tasks").len();
-        assert_eq!(ran.len(), left, "round {round}: {ran:?}");
+        let expected = if left == 3 { 3 } else { 0 };
+        assert_eq!(ran.len(), expected, "round {round}: {ran:?}");
         assert!(fixture.flow(flow).await.expect("flow").ended_at.is_some(), "round {round}");
     }
 }

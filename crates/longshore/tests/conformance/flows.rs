@@ -36,15 +36,20 @@ cases! {
     a_retry_reopens_callbacks_that_were_skipped,
     a_retried_task_opens_its_flow_again,
     a_task_that_was_retried_and_ended_again_is_followed_in_order,
+    what_was_skipped_because_of_a_task_comes_back_with_it,
+    nothing_comes_back_in_a_cancelled_flow,
     an_open_flow_grows_in_parts_and_ends_when_it_is_sealed,
     the_same_part_is_added_once,
     an_idempotency_key_returns_the_first_flow,
     a_flow_that_is_invalid_stores_nothing,
     retention_keeps_the_members_of_an_open_flow,
     retention_removes_ended_flows_and_their_links,
+    retention_keeps_what_a_retry_of_the_flow_needs,
+    a_task_that_was_skipped_stays_skipped_when_its_parent_is_gone,
     a_member_of_an_open_flow_cannot_be_deleted,
     children_read_the_results_of_their_parents,
     a_job_spawns_children_once_and_joins_them,
+    a_job_that_starts_over_joins_only_the_children_of_this_run,
     a_join_needs_children_of_its_own,
     a_join_of_no_children_continues,
     children_of_a_task_do_not_release_the_tasks_that_wait_for_it,
@@ -52,7 +57,7 @@ cases! {
     flows_are_listed_newest_first,
     the_last_two_parents_release_a_child_once,
     a_flow_that_cannot_be_stored_delays_no_other,
-    removing_a_flow_of_children_keeps_the_links_of_their_job,
+    retention_keeps_the_children_of_a_job_that_waits,
     a_retried_task_is_not_cancelled_by_a_deadline_that_has_passed,
     a_retry_ends_a_cancel_that_is_under_way,
 }
@@ -60,6 +65,7 @@ cases! {
 cases! {
     only on postgres:
     sql_enqueues_a_flow,
+    sql_adds_no_task_after_one_that_was_retried_a_moment_ago,
     sql_cancel_and_retry_change_the_flow,
     a_flow_in_the_callers_transaction_exists_if_it_commits,
     a_flow_that_another_transaction_has_locked_delays_no_other,
@@ -493,10 +499,57 @@ async fn a_task_that_was_retried_and_ended_again_is_followed_in_order(fixture: F
     let claimed = fixture.claim_one(worker).await;
     fixture.must_finish(&claimed, done()).await;
     drop(nobody_follows);
-    // `b` is skipped because of the first end, and stays skipped.
-    expect(&fixture, flow, [("a", "succeeded"), ("b", "skipped")]).await;
-    let ended = record(&fixture, flow).await;
-    assert_eq!((ended.status, ended.failed, ended.open), (FlowStatus::Succeeded, 0, 0));
+    // `b` was skipped because of the first end, and came back.
+    expect(&fixture, flow, [("a", "succeeded"), ("b", "queued")]).await;
+    let open = record(&fixture, flow).await;
+    assert_eq!((open.status, open.failed, open.open), (FlowStatus::Running, 0, 1));
+}
+
+async fn what_was_skipped_because_of_a_task_comes_back_with_it(fixture: Fixture) {
+    let flow = Flow::new("f")
+        .task(named("other"))
+        .task(named("a"))
+        .task(named("b").after("a"))
+        .task(named("c").after("b"))
+        .task(named("d").after("b").after("other"))
+        .task(named("undo").after_failure("a"))
+        .on_success(job("party"))
+        .on_failure(job("alert"));
+    let flow = put(&fixture, flow).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    end(&fixture, worker, "other", failed_permanently()).await;
+    end(&fixture, worker, "a", failed_permanently()).await;
+    end(&fixture, worker, "undo", done()).await;
+    end(&fixture, worker, "alert", done()).await;
+    fixture.retry(member(&fixture, flow, "a").await).await.expect("retry");
+    // `d` also needs `other`, which has not come back.
+    let reopened = [
+        ("other", "failed_permanent"),
+        ("a", "queued"),
+        ("b", "held"),
+        ("c", "held"),
+        ("d", "skipped"),
+        ("undo", "succeeded"),
+    ];
+    expect(&fixture, flow, reopened).await;
+    fixture.retry(member(&fixture, flow, "other").await).await.expect("retry");
+    for kind in ["other", "a", "b", "c", "d", "party"] {
+        end(&fixture, worker, kind, done()).await;
+    }
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+    assert!(fixture.claim(worker, 9).await.is_empty(), "`alert` and `undo` run once");
+}
+
+async fn nothing_comes_back_in_a_cancelled_flow(fixture: Fixture) {
+    let flow = put(&fixture, chain![named("a"), named("b")].on_success(job("party"))).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    fixture.cancel_flow(flow).await.expect("cancel_flow");
+    expect(&fixture, flow, [("a", "skipped"), ("b", "skipped")]).await;
+    fixture.retry(member(&fixture, flow, "a").await).await.expect("retry");
+    expect(&fixture, flow, [("a", "queued"), ("b", "skipped")]).await;
+    end(&fixture, worker, "a", done()).await;
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Cancelled);
+    assert!(fixture.claim(worker, 9).await.is_empty());
 }
 
 async fn an_open_flow_grows_in_parts_and_ends_when_it_is_sealed(fixture: Fixture) {
@@ -576,15 +629,79 @@ async fn retain(fixture: &Fixture) {
 
 async fn retention_keeps_the_members_of_an_open_flow(fixture: Fixture) {
     let flow = put(&fixture, chain![named("a"), named("b")]).await.id;
+    let batch = put(&fixture, Flow::new("batch").open()).await.id;
+    fixture.add_to_flow(batch, [job("part")]).await.expect("add_to_flow");
     let worker = fixture.worker_with(100 * DAY).await;
     end(&fixture, worker, "a", done()).await;
+    end(&fixture, worker, "part", done()).await;
     fixture.advance(3 * DAY).await;
     retain(&fixture).await;
+    assert_eq!(fixture.tasks(batch, None, 9).await.expect("tasks").len(), 1);
     expect(&fixture, flow, [("a", "succeeded"), ("b", "queued")]).await;
     end(&fixture, worker, "b", done()).await;
-    fixture.advance(HOUR).await;
+    fixture.seal_flow(batch).await.expect("seal_flow");
+    follow(&fixture).await;
+    fixture.advance(2 * HOUR).await;
     retain(&fixture).await;
-    assert_eq!(fixture.tasks(flow, None, 9).await.expect("tasks").len(), 1, "`a` ended long ago");
+    expect(&fixture, flow, [("a", "succeeded"), ("b", "succeeded")]).await;
+    assert_eq!(fixture.tasks(batch, None, 9).await.expect("tasks").len(), 0, "`part` ended long ago");
+    fixture.advance(DAY).await;
+    retain(&fixture).await;
+    assert!(fixture.flow(flow).await.expect_err("removed").is_not_found());
+}
+
+/// A retry of the failed part needs the results of the tasks before it, and those after it.
+async fn retention_keeps_what_a_retry_of_the_flow_needs(fixture: Fixture) {
+    let flow = Flow::new("f")
+        .task(named("ok"))
+        .task(named("bad").after("ok"))
+        .task(named("next").after("bad"))
+        .task(named("undo").after_failure("ok"))
+        .on_success(job("party"));
+    let flow = put(&fixture, flow).await.id;
+    let batch = put(&fixture, Flow::new("batch").task(named("one")).task(named("two"))).await.id;
+    let worker = fixture.worker_with(1000 * DAY).await;
+    end(&fixture, worker, "ok", done()).await;
+    end(&fixture, worker, "bad", failed_permanently()).await;
+    end(&fixture, worker, "one", done()).await;
+    end(&fixture, worker, "two", failed_permanently()).await;
+    let policy = Retention { succeeded: Some(DAY), cancelled: Some(DAY), failed_permanent: Some(9 * DAY) };
+    let retain = || async {
+        fixture.retain(&policy, |_| async { true }).await.expect("retain");
+        fixture.remove_old_flows(&policy).await.expect("remove_old_flows");
+    };
+    fixture.advance(3 * DAY).await;
+    retain().await;
+    let kept = [("ok", "succeeded"), ("bad", "failed_permanent"), ("next", "skipped"), ("undo", "skipped")];
+    expect(&fixture, flow, kept).await;
+    expect(&fixture, batch, [("two", "failed_permanent")]).await;
+    fixture.retry_flow(flow).await.expect("retry_flow");
+    expect(&fixture, flow, [("ok", "succeeded"), ("bad", "queued"), ("next", "held"), ("undo", "skipped")])
+        .await;
+    for kind in ["bad", "next"] {
+        end(&fixture, worker, kind, done()).await;
+    }
+    // It succeeded, so it is kept like a job that did. The callback has not run yet.
+    fixture.advance(2 * DAY).await;
+    retain().await;
+    assert!(fixture.flow(flow).await.expect_err("removed").is_not_found());
+    end(&fixture, worker, "party", done()).await;
+    fixture.advance(9 * DAY).await;
+    retain().await;
+    assert!(fixture.flow(batch).await.expect_err("removed").is_not_found());
+    assert_eq!(fixture.query_number("select count(*) from links", None).await, 0);
+    assert_eq!(fixture.query_number("select count(*) from jobs", None).await, 0);
+}
+
+async fn a_task_that_was_skipped_stays_skipped_when_its_parent_is_gone(fixture: Fixture) {
+    let flow = Flow::new("f").task(named("a")).task(named("undo").after_failure("a"));
+    let flow = put(&fixture, flow).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    end(&fixture, worker, "a", done()).await;
+    fixture.delete(member(&fixture, flow, "a").await).await.expect("delete");
+    fixture.advance(MINUTE).await;
+    assert_eq!(fixture.retry_flow(flow).await.expect("retry_flow").reopened, 0);
+    expect(&fixture, flow, [("undo", "skipped")]).await;
 }
 
 async fn retention_removes_ended_flows_and_their_links(fixture: Fixture) {
@@ -610,6 +727,7 @@ async fn a_member_of_an_open_flow_cannot_be_deleted(fixture: Fixture) {
     assert!(refused.is_conflict() && refused.to_string().contains("flow"), "{refused}");
     end(&fixture, worker, "b", done()).await;
     fixture.delete(a).await.expect("delete");
+    fixture.delete(member(&fixture, flow, "b").await).await.expect("delete");
     assert_eq!(fixture.query_number("select count(*) from links", None).await, 0);
 }
 
@@ -681,6 +799,29 @@ async fn a_job_spawns_children_once_and_joins_them(fixture: Fixture) {
     }
 }
 
+async fn a_job_that_starts_over_joins_only_the_children_of_this_run(fixture: Fixture) {
+    async fn parent(_: (), ctx: Context) -> Result<(), Failure> {
+        ctx.spawn("children", (0..2).map(|n| NewJob::new("child", &n))).await?;
+        Ok(ctx.set_result(&ctx.join("joined").await?.len())?)
+    }
+    async fn child(_: u32, _: Context) -> Result<(), Failure> {
+        Ok(())
+    }
+    fixture.store().pin_clock(None).await.expect("pin_clock");
+    let worker = Worker::builder(fixture.client()).function("parent", parent).function("child", child);
+    let running = run_worker(worker).await;
+    let id = fixture.add(NewJob::new("parent", &())).await;
+    for run in 1..=2 {
+        until_status(&fixture, id, Status::Succeeded).await;
+        assert_eq!(fixture.job(id).await.result.expect("a result").get(), "2", "run {run}");
+        assert_eq!(record(&fixture, FlowId(id.0)).await.members, 2 * run);
+        if run == 1 {
+            fixture.retry(id).await.expect("retry");
+        }
+    }
+    running.stop().await;
+}
+
 async fn a_join_needs_children_of_its_own(fixture: Fixture) {
     async fn lonely(_: (), ctx: Context) -> Result<(), Failure> {
         ctx.join("nobody").await.map(drop)
@@ -750,11 +891,11 @@ async fn children_of_a_task_do_not_release_the_tasks_that_wait_for_it(fixture: F
     expect(&fixture, flow, [("parent", "succeeded"), ("next", "succeeded")]).await;
 }
 
-async fn removing_a_flow_of_children_keeps_the_links_of_their_job(fixture: Fixture) {
+async fn retention_keeps_the_children_of_a_job_that_waits(fixture: Fixture) {
     async fn parent(_: (), ctx: Context) -> Result<(), Failure> {
         ctx.spawn("children", [NewJob::new("child", &())]).await?;
-        ctx.join("joined").await?;
-        ctx.event::<()>("approved").await
+        ctx.event::<()>("approved").await?;
+        Ok(ctx.set_result(&ctx.join("joined").await?.len())?)
     }
     async fn nothing(_: (), _: Context) -> Result<(), Failure> {
         Ok(())
@@ -770,10 +911,14 @@ async fn removing_a_flow_of_children_keeps_the_links_of_their_job(fixture: Fixtu
     let parent = member(&fixture, flow, "parent").await;
     fixture.advance(3 * DAY).await;
     retain(&fixture).await;
-    assert!(fixture.flow(FlowId(parent.0)).await.expect_err("removed").is_not_found());
+    expect(&fixture, FlowId(parent.0), [("children", "succeeded")]).await;
     fixture.emit("approved", &()).await.expect("emit");
     run().await;
     expect(&fixture, flow, [("parent", "succeeded"), ("next", "succeeded")]).await;
+    assert_eq!(fixture.job(parent).await.result.expect("a result").get(), "1");
+    fixture.advance(3 * DAY).await;
+    retain(&fixture).await;
+    assert!(fixture.flow(FlowId(parent.0)).await.expect_err("removed").is_not_found());
 }
 
 async fn a_retried_task_is_not_cancelled_by_a_deadline_that_has_passed(fixture: Fixture) {
@@ -930,6 +1075,23 @@ async fn sql_enqueues_a_flow(fixture: Fixture) {
     assert_eq!((ended.status, ended.members), (FlowStatus::Succeeded, 3));
     let late = fixture.try_sql(&enqueue("late", "null"), None).await.expect_err("it has ended");
     assert!(late.contains("flow: "), "{late}");
+}
+
+/// The first end of the parent has not been followed, and must not release a task that is added afterwards.
+async fn sql_adds_no_task_after_one_that_was_retried_a_moment_ago(fixture: Fixture) {
+    let flow = put(&fixture, chain![named("a"), named("z")]).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    let nobody_follows = fixture.hold_advances().await;
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, done()).await;
+    fixture.retry(claimed.lease().id).await.expect("retry");
+    let add = format!("select enqueue('b', 'null', flow => '{flow}', task => 'b', after => array['a'])");
+    let refused = fixture.try_sql(&add, None).await.expect_err("an end of `a` has not been followed");
+    assert!(refused.contains("after: ") && refused.contains("try again"), "{refused}");
+    drop(nobody_follows);
+    follow(&fixture).await;
+    fixture.sql(&add, None).await;
+    expect(&fixture, flow, [("a", "queued"), ("z", "queued"), ("b", "held")]).await;
 }
 
 async fn sql_cancel_and_retry_change_the_flow(fixture: Fixture) {

@@ -4,7 +4,7 @@
 //! `LONGSHORE_FLOW_CASES=10000` runs more graphs, and `LONGSHORE_FLOW_SEED=17` starts with that one; alone, it
 //! runs only that one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use longshore::flow::{self, Candidate, Change, Counts, End, FlowTurn, Follow, Held, ParentLink, Reopened};
@@ -59,6 +59,7 @@ struct Model {
     callbacks: Vec<Uuid>,
     links: Vec<Link>,
     counts: Counts,
+    ended_at: DateTime<Utc>,
     changes: Vec<Change>,
     claimed: Vec<Claimed>,
     worker: WorkerId,
@@ -116,6 +117,7 @@ impl Model {
             callbacks: graph.callback_ids().map(|id| id.0).collect(),
             links: Vec::new(),
             counts: Counts { open: tasks as i64, is_sealed: true, ..Counts::default() },
+            ended_at: fixture.now().await,
             changes: Vec::new(),
             claimed: Vec::new(),
             worker: fixture.worker().await,
@@ -246,6 +248,7 @@ impl Model {
             FlowTurn::Stays => {}
             FlowTurn::Ends(end) => {
                 self.counts.has_ended = true;
+                self.ended_at = now;
                 self.follow_parents(vec![(self.flow, Some(end))], now);
             }
             FlowTurn::Reopens => {
@@ -256,15 +259,18 @@ impl Model {
     }
 
     fn follow_parents(&mut self, parents: Vec<(Uuid, Option<End>)>, now: DateTime<Utc>) {
-        let mut children = Vec::new();
+        let (mut children, mut of_reopened) = (BTreeSet::new(), BTreeSet::new());
         for (parent, end) in parents {
             for link in self.links.iter_mut().filter(|link| link.parent == parent) {
-                link.met = end.map(|end| link.condition.is_met(end));
-                children.extend(end.map(|_| link.child));
+                let met = end.map(|end| link.condition.is_met(end));
+                match end {
+                    Some(_) => children.insert(link.child),
+                    // Only links that were closed are opened.
+                    None => link.met.is_some() && of_reopened.insert(link.child),
+                };
+                link.met = met;
             }
         }
-        children.sort();
-        children.dedup();
         for child in children {
             if self.jobs.get(&child) != Some(&State::Waiting { is_held: true }) {
                 continue;
@@ -280,6 +286,21 @@ impl Model {
                 Follow::Skip | Follow::Cancel => self.finish_job(child, Outcome::Cancelled, true, now),
             }
         }
+        for child in of_reopened {
+            let is_skipped = matches!(self.jobs.get(&child), Some(State::Finished { is_skipped: true, .. }));
+            let is_cancelled = self.is_member(child) && self.counts.is_cancelled;
+            if is_skipped && flow::comes_back(&self.links_of(child), is_cancelled) {
+                self.jobs.insert(child, State::Waiting { is_held: true });
+                if self.is_member(child) {
+                    self.changes.push(Change { job: child, end: None, is_failure: false });
+                }
+            }
+        }
+    }
+
+    fn links_of(&self, child: Uuid) -> Vec<ParentLink> {
+        let links = self.links.iter().filter(|link| link.child == child);
+        links.map(|link| ParentLink { parent: link.parent, met: link.met }).collect()
     }
 
     fn cancel(&mut self, job: Uuid, now: DateTime<Utc>) -> bool {
@@ -322,7 +343,7 @@ impl Model {
     fn remove(&mut self, job: Uuid) {
         self.jobs.remove(&job);
         if self.is_member(job) {
-            self.links.retain(|link| link.parent != job && link.child != job);
+            self.links.retain(|link| link.child != job);
         }
     }
 
@@ -335,9 +356,17 @@ impl Model {
             .iter()
             .filter(|(_, state)| matches!(state, State::Finished { at, .. } if *at < oldest))
             .map(|(job, _)| *job)
-            .filter(|job| !self.is_needed(*job))
+            .filter(|job| !self.is_needed(*job) && !self.is_kept_by_flow(*job, oldest))
             .collect();
         expired.into_iter().for_each(|job| self.remove(job));
+    }
+
+    /// Whether a retry of the flow may need a job that would be removed otherwise.
+    fn is_kept_by_flow(&self, job: Uuid, oldest: DateTime<Utc>) -> bool {
+        let is_skipped = matches!(self.jobs[&job], State::Finished { is_skipped: true, .. });
+        let is_linked = self.links.iter().any(|link| link.parent == job || link.child == job);
+        let is_over = self.counts.has_ended && self.ended_at < oldest;
+        (self.is_member(job) || is_skipped) && is_linked && !is_over
     }
 
     /// The worker dies, and its jobs are recovered.
@@ -414,15 +443,7 @@ impl Model {
             .jobs
             .iter()
             .filter(|(job, state)| failed(state) && filter(self, **job))
-            .map(|(job, _)| Candidate {
-                job: *job,
-                links: self
-                    .links
-                    .iter()
-                    .filter(|link| link.child == *job)
-                    .map(|link| ParentLink { parent: link.parent, met: link.met })
-                    .collect(),
-            })
+            .map(|(job, _)| Candidate { job: *job, links: self.links_of(*job) })
             .collect();
         let reopened = flow::reopen(&candidates);
         for Reopened { job, is_held } in &reopened {

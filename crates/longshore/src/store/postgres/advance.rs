@@ -10,6 +10,7 @@ use std::time::Duration;
 use sqlx::Row;
 use uuid::Uuid;
 
+use super::reopen::bring_back;
 use super::turns::add_turns;
 use super::tx::{Sql, Tx};
 use crate::flow::{
@@ -41,19 +42,14 @@ macro_rules! note_ends {
 }
 pub(super) use note_ends;
 
-/// Deletes the links of members that are removed.
+/// Deletes the links of members that are removed. Those that wait for them stay: they say how the parent ended.
 macro_rules! delete_links {
     ($ids:literal) => {
         concat!(
             "
-    deleted_child_links as (
+    deleted_links as (
       delete from longshore.links
        where child = any(array(",
-            $ids,
-            "))),
-    deleted_parent_links as (
-      delete from longshore.links
-       where parent = any(array(",
             $ids,
             "))),"
         )
@@ -294,7 +290,7 @@ const SET_MET: &str = "
      where links.ctid = i.row_id";
 
 /// Closes the links of parents that ended, opens those of parents that were reopened, and follows
-/// the children. Returns whether all links of these parents are done.
+/// the children: those that wait, and those that were skipped because of a parent that was reopened. Returns whether all links of these parents are done.
 async fn follow_parents(
     tx: &mut Tx<'_>,
     parents: &[(Uuid, Option<End>)],
@@ -311,8 +307,8 @@ async fn follow_parents(
         .fetch_all(&mut *tx.connection)
         .await?;
     let is_complete = rows.len() <= MAX_CLOSED;
-    let (mut of_parent, mut of_child, mut met, mut children) =
-        (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new());
+    let (mut of_parent, mut of_child, mut met) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut children, mut of_reopened) = (BTreeSet::new(), BTreeSet::new());
     for row in rows.iter().take(MAX_CLOSED) {
         let (parent, child): (Uuid, Uuid) = (row.try_get(0)?, row.try_get(1)?);
         let condition = Condition::from_stored(row.try_get(2)?)?;
@@ -320,15 +316,18 @@ async fn follow_parents(
         of_parent.push(parent);
         of_child.push(child);
         met.push(end.map(|end| condition.is_met(end)));
-        if end.is_some() {
-            children.insert(child);
-        }
+        match end {
+            Some(_) => children.insert(child),
+            None => of_reopened.insert(child),
+        };
     }
     if !of_parent.is_empty() {
         let set = sqlx::query(tx.sql(SET_MET)).bind(of_parent).bind(of_child).bind(met);
         set.execute(&mut *tx.connection).await?;
     }
     follow_children(tx, &children, flows, followed).await?;
+    let of_reopened: Vec<Uuid> = of_reopened.into_iter().collect();
+    bring_back(tx, &of_reopened, |flow| is_cancelled(flows, flow)).await?;
     Ok(is_complete)
 }
 
@@ -375,10 +374,7 @@ async fn follow_children(
         let id: Uuid = row.try_get(0)?;
         let flow: Option<Uuid> = row.try_get(1)?;
         let held = Held { open: row.try_get(2)?, unmet: row.try_get(3)? };
-        // A callback is not a member: it runs even if the flow was cancelled.
-        let is_cancelled =
-            flow.and_then(|flow| flows.get(&flow)).is_some_and(|flow| flow.counts.is_cancelled);
-        match flow::follow(held, is_cancelled) {
+        match flow::follow(held, is_cancelled(flows, flow)) {
             Follow::Wait => {}
             Follow::Release => released.push(id),
             Follow::Cancel => {
@@ -398,6 +394,11 @@ async fn follow_children(
     release(tx, &released, followed).await?;
     end_waiting(tx, &ended, &reasons).await?;
     Ok(())
+}
+
+/// Whether the flow of a child was cancelled. A callback is not a member: it runs even then.
+fn is_cancelled(flows: &BTreeMap<Uuid, LockedFlow>, flow: Option<Uuid>) -> bool {
+    flow.and_then(|flow| flows.get(&flow)).is_some_and(|flow| flow.counts.is_cancelled)
 }
 
 const RELEASE: &str = concat!(

@@ -85,9 +85,10 @@ const CHECKS: &[&str] = &[
       where (l.met is null) = p.ended
         and not exists (select 1 from longshore.flow_changes c where c.job = l.parent)
       limit 100",
-    "select format('the link from %s to job %s has no parent', l.parent, l.child)
+    "select format('the open link from %s to job %s has no parent', l.parent, l.child)
        from longshore.links l
-      where not exists (select 1 from longshore.jobs j where j.id = l.parent)
+      where l.met is null
+        and not exists (select 1 from longshore.jobs j where j.id = l.parent)
         and not exists (select 1 from longshore.flows o where o.id = l.parent)
       limit 100",
     "select format('job %s is held, but it waits for nothing', w.id)

@@ -56,6 +56,7 @@ mod operate_flows;
 mod pool;
 mod queues;
 mod recover;
+mod reopen;
 mod retain;
 mod run;
 mod schedules;

@@ -1,17 +1,15 @@
 //! Commands on whole flows: cancel, retry, and the removal of flows that ended long ago. Each step holds the
 //! lock of the flow's row. [`flow`] decides.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use sqlx::Row;
 use uuid::Uuid;
 
 use super::advance::{FORGET_END, end_waiting};
-use super::turns::add_turns;
+use super::reopen::{candidates, reopen_members};
 use super::tx::{Sql, Tx};
-use crate::flow::{self, Candidate, FLOW_CANCELLED, ParentLink, Reopened};
+use crate::flow::{self, FLOW_CANCELLED};
 use crate::job::{FlowId, JobId, Outcome, WorkerId};
 use crate::store::{CancelledMembers, Retention, RetriedMembers, flow_event, millis};
 
@@ -140,71 +138,10 @@ const LOCK_FOR_RETRY: &str = "
      where id = $1
        for no key update";
 
-/// The finished ones of a page of members that did not succeed, or of callbacks that were skipped. A
-/// member whose end was stored a moment ago is left out: its end is followed first. The rows are locked,
-/// so that nobody removes a member on which others are about to wait.
-const CANDIDATES: &str = "
-    select f.id
-      from unnest((select $1::uuid[])) as i(id)
-     cross join lateral (
-             select f.id
-               from longshore.finished f
-              where f.id = i.id
-                and f.outcome <> 'succeeded'
-                and f.finished_at <= $2
-                and (f.flow is not null or f.skipped)
-                and not exists (
-                      select 1
-                        from longshore.flow_changes c
-                       where c.flow = f.flow
-                         and c.job = f.id)
-              limit 1
-                for update) as f";
-
-const LINKS_OF_CANDIDATES: &str = "
-    select child, parent, met
-      from longshore.links
-     where child = any($1)";
-
 const CALLBACKS: &str = "
     select child
       from longshore.links
      where parent = $1";
-
-const REOPEN_MEMBERS: &str = concat!(
-    "
-    with deleted as (
-      delete from longshore.finished
-       where id = any((select $1::uuid[])::uuid[])
-      returning id, lease_no, outcome, flow, skipped),
-    tallied as (
-      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      select date_trunc('minute', longshore.clock()), 0, -count(*), d.outcome, 0, j.queue, j.kind
-        from deleted d
-        join longshore.jobs j on j.id = d.id
-       group by d.outcome, j.queue, j.kind),
-    requeued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags, grp, flow, held)
-      select d.id, case when i.held then '9999-12-31 23:59:59+00' else longshore.clock() end,
-             longshore.clock(), j.timeout_ms, d.lease_no, j.priority, 0, j.max_attempts,
-             0, false, j.kind, j.queue, j.flags, j.grp, j.flow, nullif(i.held, false)
-        from deleted d
-        join unnest((select $1::uuid[]), (select $2::bool[])) as i(id, held) using (id)
-        join longshore.jobs j on j.id = d.id
-      returning run_at, priority, queue, grp),",
-    add_turns!("requeued"),
-    ",
-    opened as (
-      update longshore.links
-         set met = null
-       where parent = any((select $1::uuid[])::uuid[])
-         and met is not null)
-    select (select count(*) from deleted where flow is not null),
-           (select count(*) from deleted where flow is not null and skipped is not true),
-           array(select distinct queue from requeued where run_at <= longshore.clock())"
-);
 
 /// A flow that is retried is no longer cancelled and has not ended.
 const REOPEN_FLOW: &str = "
@@ -242,7 +179,7 @@ pub(super) async fn retry_members(
     let page = member_page(tx, flow, after, limit).await?;
     let next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
     let reopened = flow::reopen(&candidates(tx, &page, before).await?);
-    let (members, failures, mut queues) = reopen_members(tx, &reopened).await?;
+    let (members, failures, mut queues) = reopen_members(tx, &reopened, false).await?;
     if members > 0 {
         let reopen = sqlx::query(tx.sql(REOPEN_FLOW)).bind(flow.0).bind(members).bind(failures);
         reopen.execute(&mut *tx.connection).await?;
@@ -256,39 +193,14 @@ pub(super) async fn retry_members(
         let callbacks: Vec<Uuid> =
             sqlx::query_scalar(tx.sql(CALLBACKS)).bind(flow.0).fetch_all(&mut *tx.connection).await?;
         let held = flow::reopen(&candidates(tx, &callbacks, before).await?);
-        queues.extend(reopen_members(tx, &held).await?.2);
+        queues.extend(reopen_members(tx, &held, false).await?.2);
     }
     transaction.commit().await?;
     Ok(RetriedMembers { reopened: members as u64, queues, next, advance_first: false })
 }
 
-async fn candidates(tx: &mut Tx<'_>, ids: &[Uuid], before: DateTime<Utc>) -> Sql<Vec<Candidate>> {
-    let found: Vec<Uuid> =
-        sqlx::query_scalar(tx.sql(CANDIDATES)).bind(ids).bind(before).fetch_all(&mut *tx.connection).await?;
-    let mut links = BTreeMap::<Uuid, Vec<ParentLink>>::new();
-    for row in sqlx::query(tx.sql(LINKS_OF_CANDIDATES)).bind(&found).fetch_all(&mut *tx.connection).await? {
-        let link = ParentLink { parent: row.try_get(1)?, met: row.try_get(2)? };
-        links.entry(row.try_get(0)?).or_default().push(link);
-    }
-    let candidate = |job| Candidate { job, links: links.remove(&job).unwrap_or_default() };
-    Ok(found.into_iter().map(candidate).collect())
-}
-
-/// Returns how many members of the flow were reopened, how many of them counted as failures, and the
-/// queues of those that are due.
-async fn reopen_members(tx: &mut Tx<'_>, reopened: &[Reopened]) -> Sql<(i64, i64, Vec<String>)> {
-    if reopened.is_empty() {
-        return Ok((0, 0, Vec::new()));
-    }
-    let row = sqlx::query(tx.sql(REOPEN_MEMBERS))
-        .bind(reopened.iter().map(|reopened| reopened.job).collect::<Vec<_>>())
-        .bind(reopened.iter().map(|reopened| reopened.is_held).collect::<Vec<_>>())
-        .fetch_one(&mut *tx.connection)
-        .await?;
-    Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
-}
-
-/// Removes flows that ended some time ago and have no members left.
+/// Removes flows that ended some time ago and have no members left. A job that has not ended may still join
+/// its children, even if there are none.
 const REMOVE_FLOWS: &str = "
     with deleted as (
       delete from longshore.flows
@@ -297,6 +209,9 @@ const REMOVE_FLOWS: &str = "
                  from longshore.flows f
                 where f.ended_at < longshore.clock() - interval '1 millisecond' * $1::int8
                   and not exists (select 1 from longshore.jobs j where j.flow = f.id)
+                  and not (f.owned
+                           and (exists (select 1 from longshore.ready r where r.id = f.id)
+                                or exists (select 1 from longshore.running r where r.id = f.id)))
                 order by f.ended_at
                 limit $2
                   for update skip locked))

@@ -53,24 +53,78 @@ const ADD_RANGES: &str = "
              (pg_relation_size($2::regclass) / current_setting('block_size')::int8 - 1) / $1::int8) as n
         on conflict do nothing";
 
+/// How long a job with this outcome is kept.
+macro_rules! retention_of {
+    ($outcome:literal) => {
+        concat!(
+            "interval '1 millisecond' * case ",
+            $outcome,
+            "
+                 when 'succeeded' then $5::int8
+                 when 'cancelled' then $6::int8
+                 when 'failed_permanent' then $7::int8
+               end"
+        )
+    };
+}
+
+/// What keeps a member `f` of a flow, or a skipped callback, whose own retention has passed, and since when: a flow
+/// that is open, because others may need its result; a job that may join its children; and the failed part of its flow,
+/// which may be retried.
+macro_rules! kept_by_flow {
+    () => {
+        concat!(
+            "
+      select s.outcome, s.since
+        from longshore.flows w
+       cross join lateral (
+               select w.ended_at is null
+                      or w.owned
+                         and (exists (select 1 from longshore.ready r where r.id = w.id)
+                              or exists (select 1 from longshore.running r where r.id = w.id)) as is_open,
+                      exists (select 1 from longshore.links l where l.child = f.id)
+                      or exists (select 1 from longshore.links l where l.parent = f.id) as is_linked,
+                      case
+                        when w.failed > 0 then 'failed_permanent'::longshore.outcome
+                        when w.cancelled then 'cancelled'
+                        else 'succeeded'
+                      end as outcome) as o
+       cross join lateral (   -- look again in an hour if it is open
+               select case when o.is_open then f.outcome else o.outcome end as outcome,
+                      case
+                        when o.is_open then longshore.clock() + interval '1 hour' - ",
+            retention_of!("f.outcome"),
+            "
+                        else w.ended_at
+                      end as since) as s
+       where w.id = coalesce(f.flow, (select l.parent from longshore.links l where l.child = f.id limit 1))
+         and (o.is_open
+              or o.is_linked
+                 and (w.ended_at < longshore.clock() - ",
+            retention_of!("o.outcome"),
+            ") is not true)"
+        )
+    };
+}
+
 /// Removes up to `$4` expired jobs of the range that starts at block `$1`. If no more than
 /// that have expired, stores what is left in the range.
 const RETAIN: &str = concat!(
     "
     with page as materialized (
-      select f.ctid as row_id, f.id, f.outcome, f.finished_at,
-             coalesce(f.finished_at < longshore.clock() - interval '1 millisecond'
-                        * case f.outcome
-                            when 'succeeded' then $5::int8
-                            when 'cancelled' then $6::int8
-                            when 'failed_permanent' then $7::int8
-                          end
-                      and (f.flow is null or not exists (   -- others may need its result
-                            select 1
-                              from longshore.flows o
-                             where o.id = f.flow
-                               and o.ended_at is null)), false) as is_expired
+      select f.ctid as row_id, f.id, coalesce(k.outcome, f.outcome) as outcome,
+             coalesce(k.since, f.finished_at) as since, e.is_expired and k.since is null as is_expired
         from longshore.finished f
+       cross join lateral (
+               select coalesce(f.finished_at < longshore.clock() - ",
+    retention_of!("f.outcome"),
+    ", false) as is_expired) as e
+        left join lateral (",
+    kept_by_flow!(),
+    "
+         and e.is_expired
+         and (f.flow is not null or f.skipped)) as k
+          on true
        where f.ctid >= $2::text::tid
          and f.ctid < $3::text::tid),
     deleted as (
@@ -107,9 +161,9 @@ const RETAIN: &str = concat!(
         join deleted_jobs j on j.id = d.id
        group by d.outcome, j.queue, j.kind),
     kept as (
-      select min(p.finished_at) filter (where p.outcome = 'succeeded') as succeeded,
-             min(p.finished_at) filter (where p.outcome = 'cancelled') as cancelled,
-             min(p.finished_at) filter (where p.outcome = 'failed_permanent') as failed_permanent
+      select min(p.since) filter (where p.outcome = 'succeeded') as succeeded,
+             min(p.since) filter (where p.outcome = 'cancelled') as cancelled,
+             min(p.since) filter (where p.outcome = 'failed_permanent') as failed_permanent
         from page p
         left join deleted d on d.id = p.id
        where d.id is null),

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::enqueue::Ready;
 use super::operate::leave_ready_of;
 use super::operate_flows::WALK_CUT_OFF;
+use super::reopen::bring_back;
 use super::settle::{Ended, enter_finished, free_key, tally};
 use super::tx::{Columns, Sql, Tx};
 use crate::flow::{self, CALLBACK_SKIPPED, Change, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held};
@@ -37,17 +38,12 @@ pub(super) fn note_reopened(tx: &Tx<'_>, flow: [u8; 16], id: JobId, was_failure:
     Ok(())
 }
 
-/// Deletes the links of a member that is removed.
+/// Deletes the links of a member that is removed. Those that wait for it stay: they say how the parent ended.
 pub(super) fn delete_links(tx: &Tx<'_>, id: JobId) -> Sql<()> {
-    const OF_CHILD: &str = "
+    const DELETE: &str = "
         delete from links
          where child = ?1";
-    const OF_PARENT: &str = "
-        delete from links
-         where parent = ?1";
-    for statement in [OF_CHILD, OF_PARENT] {
-        tx.execute(statement, [id.0.as_bytes()])?;
-    }
+    tx.execute(DELETE, [id.0.as_bytes()])?;
     Ok(())
 }
 
@@ -213,7 +209,7 @@ impl Followed {
 }
 
 /// Closes the links of parents that ended, opens those of parents that were reopened, and follows
-/// the children. Returns whether all links of these parents are done.
+/// the children: those that wait, and those that were skipped because of a parent that was reopened. Returns whether all links of these parents are done.
 fn follow_parents(
     tx: &Tx<'_>,
     parents: &[(Uuid, Option<End>)],
@@ -241,7 +237,7 @@ fn follow_parents(
            and child = ?2";
     let mut left = MAX_CLOSED;
     let mut is_complete = true;
-    let mut children = BTreeSet::new();
+    let (mut children, mut of_reopened) = (BTreeSet::new(), BTreeSet::new());
     for (parent, end) in parents {
         let statement = if end.is_some() { OPEN_LINKS } else { CLOSED_LINKS };
         let limit = left as i64 + 1;
@@ -254,12 +250,14 @@ fn follow_parents(
             let met = end.map(|end| condition.is_met(end));
             tx.execute(SET_MET, params![parent.as_bytes(), child.0.as_bytes(), met])?;
             left -= 1;
-            if end.is_some() {
-                children.insert(child);
-            }
+            match end {
+                Some(_) => children.insert(child),
+                None => of_reopened.insert(child),
+            };
         }
     }
     follow_children(tx, &children, flows, followed)?;
+    bring_back(tx, &of_reopened, |flow| is_cancelled(flows, flow))?;
     Ok(is_complete)
 }
 
@@ -294,10 +292,7 @@ fn follow_children(
         let id = child.0.as_bytes();
         let Some(flow) = tx.row(HELD, [id], |row| row.flow(0))? else { continue };
         let links = tx.row(LINKS, [id], |row| Ok(Held { open: row.get(0)?, unmet: row.get(1)? }))?;
-        // A callback is not a member: it runs even if the flow was cancelled.
-        let is_cancelled =
-            flow.and_then(|flow| flows.get(&flow.0)).is_some_and(|flow| flow.counts.is_cancelled);
-        match flow::follow(links.unwrap_or_default(), is_cancelled) {
+        match flow::follow(links.unwrap_or_default(), is_cancelled(flows, flow)) {
             Follow::Wait => {}
             Follow::Release => release(tx, *child, followed)?,
             Follow::Cancel => {
@@ -317,6 +312,11 @@ fn follow_children(
         }
     }
     Ok(())
+}
+
+/// Whether the flow of a child was cancelled. A callback is not a member: it runs even then.
+fn is_cancelled(flows: &BTreeMap<Uuid, ChangedFlow>, flow: Option<FlowId>) -> bool {
+    flow.and_then(|flow| flows.get(&flow.0)).is_some_and(|flow| flow.counts.is_cancelled)
 }
 
 /// Lets a held job start.

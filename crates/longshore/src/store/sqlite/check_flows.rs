@@ -132,10 +132,11 @@ const CHECKS: &[(&str, Sentence)] = &[
         "select l.parent,
                 l.child
            from links l
-          where not exists (select 1 from jobs j where j.id = l.parent)
+          where l.met is null
+            and not exists (select 1 from jobs j where j.id = l.parent)
             and not exists (select 1 from flows o where o.id = l.parent)
           limit 100",
-        |row| Ok(format!("the link from {} to job {} has no parent", row.uuid(0)?, row.uuid(1)?)),
+        |row| Ok(format!("the open link from {} to job {} has no parent", row.uuid(0)?, row.uuid(1)?)),
     ),
     (
         "select w.id

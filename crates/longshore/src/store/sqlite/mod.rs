@@ -48,6 +48,7 @@ mod operate;
 mod operate_flows;
 mod queues;
 mod recover;
+mod reopen;
 mod retain;
 mod schedules;
 mod settle;

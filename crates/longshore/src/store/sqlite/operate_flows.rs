@@ -1,17 +1,13 @@
 //! Commands on whole flows: cancel, retry, and the removal of flows that ended long ago. [`flow`] decides.
 
-use std::collections::BTreeSet;
-
 use chrono::{DateTime, Utc};
 use rusqlite::params;
 
 use super::advance::{FORGET_END, end_waiting};
-use super::enqueue::Ready;
-use super::settle::tally;
+use super::reopen::{candidates, reopen_members};
 use super::tx::{Columns, Sql, Tx, micros};
-use crate::flow::{self, Candidate, FLOW_CANCELLED, ParentLink, Reopened};
+use crate::flow::{self, FLOW_CANCELLED};
 use crate::job::{FlowId, JobId, Outcome};
-use crate::lifecycle::FAR_FUTURE;
 use crate::store::{CancelledMembers, Retention, RetriedMembers, flow_event};
 
 /// If the walk of a cancel makes no further step for 10 s, others resume it.
@@ -151,7 +147,7 @@ pub(super) fn retry_members(
     let page = member_page(tx, flow, after, limit)?;
     let next = page.last().filter(|_| page.len() == limit as usize).copied();
     let reopened = flow::reopen(&candidates(tx, &page, before)?);
-    let (members, failures, mut queues) = reopen_members(tx, &reopened)?;
+    let (members, failures, mut queues) = reopen_members(tx, &reopened, false)?;
     if members > 0 {
         tx.execute(REOPEN, params![id, members, failures, tx.now()?])?;
     }
@@ -162,104 +158,14 @@ pub(super) fn retry_members(
         tx.execute(OPEN_LINKS, [id])?;
         let callbacks = tx.rows(CALLBACKS, [id], |row| row.job(0))?;
         let held = flow::reopen(&candidates(tx, &callbacks, before)?);
-        queues.extend(reopen_members(tx, &held)?.2);
+        queues.extend(reopen_members(tx, &held, false)?.2);
     }
     let queues = queues.into_iter().collect();
     Ok(RetriedMembers { reopened: members as u64, queues, next, advance_first: false })
 }
 
-/// The finished ones of these members that did not succeed, or of callbacks that were skipped.
-fn candidates(tx: &Tx<'_>, ids: &[JobId], before: DateTime<Utc>) -> Sql<Vec<Candidate>> {
-    const FINISHED: &str = "
-        select 1
-          from finished
-         where id = ?1
-           and outcome <> 'succeeded'
-           and finished_at <= ?2
-           and (flow is not null or skipped = 1)";
-    const LINKS: &str = "
-        select parent,
-               met
-          from links
-         where child = ?1";
-    let mut candidates = Vec::new();
-    for id in ids {
-        let finished = tx.row(FINISHED, params![id.0.as_bytes(), before.timestamp_micros()], |_| Ok(()))?;
-        if finished.is_some() {
-            let links = tx.rows(LINKS, [id.0.as_bytes()], |row| {
-                Ok(ParentLink { parent: row.uuid(0)?, met: row.get(1)? })
-            })?;
-            candidates.push(Candidate { job: id.0, links });
-        }
-    }
-    Ok(candidates)
-}
-
-/// Returns how many members of the flow were reopened, how many of them counted as failures, and the
-/// queues of those that are due.
-fn reopen_members(tx: &Tx<'_>, reopened: &[Reopened]) -> Sql<(i64, i64, BTreeSet<String>)> {
-    const LEAVE: &str = "
-        delete from finished
-         where id = ?1
-        returning lease_no, outcome, flow, skipped";
-    const REQUEST: &str = "
-        select timeout_ms,
-               priority,
-               max_attempts,
-               kind,
-               queue,
-               flags,
-               grp
-          from jobs
-         where id = ?1";
-    const OPEN_LINKS: &str = "
-        update links
-           set met = null
-         where parent = ?1
-           and met is not null";
-    let now = tx.now()?;
-    let (mut members, mut failures, mut queues) = (0, 0, BTreeSet::new());
-    for Reopened { job, is_held } in reopened {
-        let left = tx.row(LEAVE, [job.as_bytes()], |row| {
-            let is_skipped = row.get::<_, Option<bool>>(3)?.unwrap_or(false);
-            Ok((row.get::<_, i32>(0)?, row.outcome(1)?, row.get::<_, Option<[u8; 16]>>(2)?, is_skipped))
-        })?;
-        let Some((lease_no, outcome, flow, is_skipped)) = left else { continue };
-        let mut request = tx.prepare(REQUEST)?;
-        let mut rows = request.query([job.as_bytes()])?;
-        let Some(row) = rows.next()? else { continue };
-        let (kind, queue, flags, group): (String, String, Option<String>, Option<String>) =
-            (row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?);
-        let ready = Ready {
-            id: JobId(*job),
-            run_at: if *is_held { FAR_FUTURE.timestamp_micros() } else { now },
-            timeout_ms: row.get(0)?,
-            lease_no,
-            priority: row.get(1)?,
-            attempt: 0,
-            max_attempts: row.get(2)?,
-            interruptions: 0,
-            keyed: false,
-            kind: &kind,
-            queue: &queue,
-            flags: flags.as_deref(),
-            group: group.as_deref(),
-            flow,
-            is_held: *is_held,
-        };
-        ready.store(tx)?;
-        tally(tx, &queue, &kind, outcome, 0, 0, -1)?;
-        tx.execute(OPEN_LINKS, [job.as_bytes()])?;
-        members += i64::from(flow.is_some());
-        failures += i64::from(flow.is_some() && !is_skipped);
-        if !is_held {
-            queues.insert(queue);
-        }
-    }
-    Ok((members, failures, queues))
-}
-
-/// Removes flows that ended some time ago and have no members left.
+/// Removes flows that ended some time ago and have no members left. A job that has not ended may still join
+/// its children, even if there are none.
 pub(super) fn remove_flows(tx: &Tx<'_>, policy: &Retention, limit: u32) -> Sql<u64> {
     const REMOVE: &str = "
         delete from flows
@@ -268,6 +174,9 @@ pub(super) fn remove_flows(tx: &Tx<'_>, policy: &Retention, limit: u32) -> Sql<u
                  from flows f
                 where f.ended_at < ?1
                   and not exists (select 1 from jobs j where j.flow = f.id)
+                  and not (f.owned
+                           and (exists (select 1 from ready r where r.id = f.id)
+                                or exists (select 1 from running r where r.id = f.id)))
                 order by f.ended_at
                 limit ?2)
         returning id, owned";

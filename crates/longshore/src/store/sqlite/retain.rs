@@ -144,7 +144,8 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
         select f.id,
                f.outcome,
                f.finished_at,
-               exists (select 1 from flows o where o.id = f.flow and o.ended_at is null)
+               f.flow,
+               f.skipped
           from jobs j
          cross join finished f on f.id = j.id
          where j.rowid >= ?1
@@ -171,19 +172,28 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
     let now = tx.now()?;
     let end = first_row + ROWS_PER_RANGE;
     let rows = tx.rows(FINISHED, [first_row, end], |row| {
-        Ok((row.job(0)?, row.outcome(1)?, row.get::<_, i64>(2)?, row.get::<_, bool>(3)?))
+        let is_of_flow = row.flow(3)?.is_some() || row.get::<_, Option<bool>>(4)?.unwrap_or(false);
+        Ok((row.job(0)?, row.outcome(1)?, row.get::<_, i64>(2)?, is_of_flow))
     })?;
     let examined = rows.len() as u64;
     let mut removed = 0;
     let mut kept = HashMap::<Outcome, i64>::new();
     let mut tallies = HashMap::<(String, String, Outcome), i64>::new();
     let mut is_complete = true;
-    for (id, outcome, finished_at, is_needed) in rows {
-        let is_expired = |time| finished_at < now.saturating_sub(micros(time));
-        // Others may need the result of a member of a flow that has not ended.
-        if is_needed || !policy.of(outcome).is_some_and(is_expired) {
-            let oldest = kept.entry(outcome).or_insert(finished_at);
-            *oldest = finished_at.min(*oldest);
+    for (id, outcome, finished_at, is_of_flow) in rows {
+        let is_expired = |since: i64, outcome| {
+            policy.of(outcome).is_some_and(|time| since < now.saturating_sub(micros(time)))
+        };
+        let keeps = if !is_expired(finished_at, outcome) {
+            Some((outcome, finished_at))
+        } else if is_of_flow {
+            kept_by_flow(tx, id, outcome, policy)?
+        } else {
+            None
+        };
+        if let Some((outcome, since)) = keeps {
+            let oldest = kept.entry(outcome).or_insert(since);
+            *oldest = since.min(*oldest);
         } else if removed < limit {
             tx.execute(DELETE, [id.0.as_bytes()])?;
             if let Some((queue, kind)) = delete_rows(tx, id)? {
@@ -210,6 +220,44 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
         tx.execute(STORE, params![first_row, now, succeeded, cancelled, failed_permanent])?;
     }
     Ok((removed, examined))
+}
+
+/// What keeps a member of a flow, or a skipped callback, whose own retention has passed, and since when: a flow
+/// that is open, because others may need its result; a job that may join its children; and the failed part of its flow,
+/// which may be retried.
+fn kept_by_flow(tx: &Tx<'_>, id: JobId, outcome: Outcome, policy: &Retention) -> Sql<Option<(Outcome, i64)>> {
+    const FLOW: &str = "
+        select w.ended_at,
+               w.failed,
+               w.cancelled,
+               w.owned = 1
+                 and (exists (select 1 from ready r where r.id = w.id)
+                      or exists (select 1 from running r where r.id = w.id)),
+               exists (select 1 from links l where l.child = ?1)
+                 or exists (select 1 from links l where l.parent = ?1)
+          from flows w
+         where w.id = coalesce((select j.flow from jobs j where j.id = ?1),
+                               (select l.parent from links l where l.child = ?1 limit 1))";
+    let found = tx.row(FLOW, [id.0.as_bytes()], |row| {
+        let outcome = match (row.get::<_, i64>(1)?, row.get::<_, bool>(2)?) {
+            (1.., _) => Outcome::FailedPermanent,
+            (_, true) => Outcome::Cancelled,
+            _ => Outcome::Succeeded,
+        };
+        let ended_at = row.get::<_, Option<i64>>(0)?.filter(|_| row.get(3) == Ok(false));
+        Ok((ended_at, outcome, row.get::<_, bool>(4)?))
+    })?;
+    let now = tx.now()?;
+    let before = |outcome| policy.of(outcome).map(|time| now.saturating_sub(micros(time)));
+    Ok(match found {
+        // Look again in an hour.
+        Some((None, ..)) => Some((outcome, before(outcome).unwrap_or(now).saturating_add(HOUR))),
+        Some((Some(ended_at), outcome, true)) => match before(outcome) {
+            Some(oldest) if ended_at < oldest => None,
+            _ => Some((outcome, ended_at)),
+        },
+        _ => None,
+    })
 }
 
 /// Deletes everything about a job that is no longer in `finished`, and updates the tallies.
