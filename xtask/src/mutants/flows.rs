@@ -42,7 +42,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub fn followed_together(",
         find: "position(|change| !jobs.insert(change.job))",
         replace: "position(|change| !jobs.insert(change.job) && false)",
-        caught_by: &["flows::sqlite::a_task_that_was_retried_and_ended_again_is_followed_in_order"],
+        caught_by: &["flow_operations::sqlite::a_task_that_was_retried_and_ended_again_is_followed_in_order"],
     },
     Mutant {
         name: "flows: end a flow that is not sealed",
@@ -58,7 +58,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub fn end(&self)",
         find: "self.failed == 0 && !self.is_cancelled",
         replace: "self.failed == 0",
-        caught_by: &["flows::sqlite::a_cancelled_flow_without_failures_has_not_succeeded"],
+        caught_by: &["flow_operations::sqlite::a_cancelled_flow_without_failures_has_not_succeeded"],
     },
     Mutant {
         name: "flows: reopen what would be skipped again",
@@ -66,7 +66,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub fn reopen(",
         find: "link.met != Some(false) || reopened.contains(&link.parent)",
         replace: "link.met != Some(false) || reopened.contains(&link.parent) || true",
-        caught_by: &["flows::sqlite::a_retry_runs_only_the_failed_part"],
+        caught_by: &["flow_operations::sqlite::a_retry_runs_only_the_failed_part"],
     },
     Mutant {
         name: "flows: bring back what another parent keeps from starting",
@@ -74,7 +74,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub fn comes_back(",
         find: "link.met != Some(false)",
         replace: "link.met != Some(false) || true",
-        caught_by: &["flows::sqlite::what_was_skipped_because_of_a_task_comes_back_with_it"],
+        caught_by: &["flow_operations::sqlite::what_was_skipped_because_of_a_task_comes_back_with_it"],
     },
     Mutant {
         name: "flows: bring back tasks of a cancelled flow",
@@ -82,7 +82,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub fn comes_back(",
         find: "!flow_is_cancelled && ",
         replace: "(!flow_is_cancelled || true) && ",
-        caught_by: &["flows::sqlite::nothing_comes_back_in_a_cancelled_flow"],
+        caught_by: &["flow_operations::sqlite::nothing_comes_back_in_a_cancelled_flow"],
     },
     Mutant {
         name: "flows: join the children of an earlier run",
@@ -90,7 +90,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn contains(&self, id: JobId)",
         find: "self.first.is_some_and(|first| first <= id)",
         replace: "self.first.is_some_and(|first| first <= id || true)",
-        caught_by: &["flows::sqlite::a_job_that_starts_over_joins_only_the_children_of_this_run"],
+        caught_by: &["flow_children::sqlite::a_job_that_starts_over_joins_only_the_children_of_this_run"],
     },
     Mutant {
         name: "flows: do not hold what waits for a reopened task",
@@ -98,7 +98,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "let is_held = |candidate",
         find: "link.met.is_none() || reopened.contains(&link.parent)",
         replace: "link.met.is_none()",
-        caught_by: &["flows::sqlite::a_retry_runs_only_the_failed_part"],
+        caught_by: &["flow_operations::sqlite::a_retry_runs_only_the_failed_part"],
     },
     Mutant {
         name: "flows: run a job that waits for others",
@@ -118,8 +118,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "if job.is_needed",
         replace: "if job.is_needed && false",
         caught_by: &[
-            "flows::postgres::a_member_of_an_open_flow_cannot_be_deleted",
-            "flows::sqlite::a_member_of_an_open_flow_cannot_be_deleted",
+            "flow_operations::postgres::a_member_of_an_open_flow_cannot_be_deleted",
+            "flow_operations::sqlite::a_member_of_an_open_flow_cannot_be_deleted",
         ],
     },
     Mutant {
@@ -129,8 +129,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "if pending.cancels {",
         replace: "if pending.cancels && false {",
         caught_by: &[
-            "flows::sqlite::a_cancel_that_was_cut_off_is_resumed",
-            "flows::sqlite::a_deadline_cancels_the_flow",
+            "flow_operations::sqlite::a_cancel_that_was_cut_off_is_resumed",
+            "flow_operations::sqlite::a_deadline_cancels_the_flow",
         ],
     },
     Mutant {
@@ -175,7 +175,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "select g.flow, g.id, false, true",
         find: "where g.flow is not null",
         replace: "where g.flow is null and false",
-        caught_by: &["flows::postgres_only::sql_cancel_and_retry_change_the_flow"],
+        caught_by: &["flow_operations::postgres_only::sql_cancel_and_retry_change_the_flow"],
     },
     Mutant {
         name: "flows, postgres: do not note that a job was retried",
@@ -183,7 +183,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "noted as (   -- it counts as open again",
         find: "where flow is not null",
         replace: "where flow is null and false",
-        caught_by: &["flows::postgres::a_retried_task_opens_its_flow_again"],
+        caught_by: &["flow_operations::postgres::a_retried_task_opens_its_flow_again"],
     },
     Mutant {
         name: "flows, postgres: follow changes without the lock of the flow",
@@ -215,7 +215,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn is_cancelled(",
         find: "flow.and_then(|flow| flows.get(&flow)).is_some_and(|flow| flow.counts.is_cancelled)",
         replace: "flows.values().any(|flow| flow.counts.is_cancelled)",
-        caught_by: &["flows::postgres::cancelling_a_flow_ends_all_of_its_members"],
+        caught_by: &["flow_operations::postgres::cancelling_a_flow_ends_all_of_its_members"],
     },
     Mutant {
         name: "flows, postgres: let the end of a job's children end the job for those that wait for it",
@@ -223,7 +223,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "FlowTurn::Ends(end) => {",
         find: "parents.extend((!flow.is_owned).then_some((*id, Some(end))));",
         replace: "parents.push((*id, Some(end)));",
-        caught_by: &["flows::postgres::children_of_a_task_do_not_release_the_tasks_that_wait_for_it"],
+        caught_by: &["flow_children::postgres::children_of_a_task_do_not_release_the_tasks_that_wait_for_it"],
     },
     Mutant {
         name: "flows, postgres: emit no event when the children of a job have ended",
@@ -231,7 +231,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "FlowTurn::Ends(end) => {",
         find: "emitted.extend(event);",
         replace: "emitted.extend(event.filter(|_| false));",
-        caught_by: &["flows::postgres::a_job_spawns_children_once_and_joins_them"],
+        caught_by: &["flow_children::postgres::a_job_spawns_children_once_and_joins_them"],
     },
     Mutant {
         name: "flows, postgres: retry a member whose end was not followed",
@@ -259,7 +259,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "macro_rules! kept_by_flow",
         find: "(o.is_open\n",
         replace: "(false\n",
-        caught_by: &["flows::postgres::retention_keeps_the_members_of_an_open_flow"],
+        caught_by: &["flow_operations::postgres::retention_keeps_the_members_of_an_open_flow"],
     },
     Mutant {
         name: "flows, postgres: remove what a retry of the flow needs",
@@ -267,7 +267,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "macro_rules! kept_by_flow",
         find: "or o.is_linked\n",
         replace: "or false\n",
-        caught_by: &["flows::postgres::retention_keeps_what_a_retry_of_the_flow_needs"],
+        caught_by: &["flow_operations::postgres::retention_keeps_what_a_retry_of_the_flow_needs"],
     },
     Mutant {
         name: "flows, postgres: remove the children of a job that waits",
@@ -275,7 +275,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "macro_rules! kept_by_flow",
         find: "or w.owned\n",
         replace: "or false\n",
-        caught_by: &["flows::postgres::retention_keeps_the_children_of_a_job_that_waits"],
+        caught_by: &["flow_children::postgres::retention_keeps_the_children_of_a_job_that_waits"],
     },
     Mutant {
         name: "flows, postgres: do not count a task that comes back",
@@ -283,7 +283,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const REOPEN_MEMBERS",
         find: "where $3::bool\n",
         replace: "where not $3::bool\n",
-        caught_by: &["flows::postgres::what_was_skipped_because_of_a_task_comes_back_with_it"],
+        caught_by: &["flow_operations::postgres::what_was_skipped_because_of_a_task_comes_back_with_it"],
     },
     Mutant {
         name: "flows, postgres: add a task after one whose earlier end is not followed",
@@ -307,7 +307,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub(super) async fn spawn(",
         find: "if members.is_empty() {",
         replace: "if members.is_empty() && false {",
-        caught_by: &["flows::postgres::a_join_of_no_children_continues"],
+        caught_by: &["flow_children::postgres::a_join_of_no_children_continues"],
     },
     // ---- SQLite ------------------------------------------------------------------
     Mutant {
@@ -324,7 +324,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "// It counts as open again",
         find: "note_reopened(tx, flow, id, seen.outcome != Outcome::Succeeded && !is_skipped)?;",
         replace: "let _ = (note_reopened, flow, is_skipped);",
-        caught_by: &["flows::sqlite::a_retried_task_opens_its_flow_again"],
+        caught_by: &["flow_operations::sqlite::a_retried_task_opens_its_flow_again"],
     },
     Mutant {
         name: "flows, sqlite: count a skipped job as a failure",
@@ -340,7 +340,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "FlowTurn::Ends(end) => {",
         find: "parents.extend((!flow.is_owned).then_some((*id, Some(end))));",
         replace: "parents.push((*id, Some(end)));",
-        caught_by: &["flows::sqlite::children_of_a_task_do_not_release_the_tasks_that_wait_for_it"],
+        caught_by: &["flow_children::sqlite::children_of_a_task_do_not_release_the_tasks_that_wait_for_it"],
     },
     Mutant {
         name: "flows, sqlite: remove members of a flow that has not ended",
@@ -348,7 +348,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "// Look again in an hour.",
         find: "Some((None, ..)) => Some(",
         replace: "Some((None, ..)) if now > 0 => None,\n        Some((None, ..)) => Some(",
-        caught_by: &["flows::sqlite::retention_keeps_the_members_of_an_open_flow"],
+        caught_by: &["flow_operations::sqlite::retention_keeps_the_members_of_an_open_flow"],
     },
     Mutant {
         name: "flows, sqlite: remove what a retry of the flow needs",
@@ -356,7 +356,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "// Look again in an hour.",
         find: "Some((Some(ended_at), outcome, true)) =>",
         replace: "Some((Some(ended_at), outcome, true)) if now < 0 =>",
-        caught_by: &["flows::sqlite::retention_keeps_what_a_retry_of_the_flow_needs"],
+        caught_by: &["flow_operations::sqlite::retention_keeps_what_a_retry_of_the_flow_needs"],
     },
     Mutant {
         name: "flows, sqlite: remove the children of a job that waits",
@@ -364,7 +364,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn kept_by_flow(",
         find: "w.owned = 1\n",
         replace: "w.owned = 2\n",
-        caught_by: &["flows::sqlite::retention_keeps_the_children_of_a_job_that_waits"],
+        caught_by: &["flow_children::sqlite::retention_keeps_the_children_of_a_job_that_waits"],
     },
     Mutant {
         name: "flows, sqlite: spawn children under a lost lease",
@@ -380,6 +380,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub(super) fn spawn(",
         find: "if members.is_empty() {",
         replace: "if members.is_empty() && false {",
-        caught_by: &["flows::sqlite::a_join_of_no_children_continues"],
+        caught_by: &["flow_children::sqlite::a_join_of_no_children_continues"],
     },
 ];

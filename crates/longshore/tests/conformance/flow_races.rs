@@ -6,11 +6,12 @@ use std::sync::Arc;
 use longshore::store::{ClaimRequest, Claimed, Fenced, GroupChange, NewChildren, Spawned};
 use longshore::worker::{Settings, Worker};
 use longshore::{
-    Context, Ending, Failure, Flow, FlowId, FlowStatus, JobId, NewJob, Retention, Status, WorkerId, task,
+    Context, Ending, Failure, Flow, FlowId, FlowStatus, NewJob, Retention, Status, WorkerId, task,
 };
 use tokio::sync::Barrier;
 
 use crate::fixture::*;
+use crate::flows::{member, named};
 use crate::races::{join, settle, spawn_at};
 use crate::worker::{run_worker, until, until_status};
 
@@ -38,17 +39,8 @@ cases! {
 
 const ROUNDS: usize = 15;
 
-fn named(name: &str) -> longshore::Task {
-    task(name, job(name))
-}
-
 async fn put(fixture: &Fixture, flow: Flow) -> FlowId {
     fixture.enqueue_flow(flow).await.expect("enqueue_flow").id
-}
-
-async fn member(fixture: &Fixture, flow: FlowId, name: &str) -> JobId {
-    let tasks = fixture.tasks(flow, None, 100).await.expect("tasks");
-    tasks.iter().find(|task| task.task.as_deref() == Some(name)).expect("a task").id
 }
 
 async fn status(fixture: &Fixture, flow: FlowId) -> FlowStatus {

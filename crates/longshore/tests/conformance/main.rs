@@ -45,6 +45,8 @@ mod dead_connections;
 mod enqueue;
 mod fence;
 mod fixture;
+mod flow_children;
+mod flow_operations;
 mod flow_races;
 mod flows;
 mod groups;
