@@ -105,6 +105,37 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["groups::postgres::a_job_behind_the_position_keeps_the_turn_of_its_group"],
     },
     Mutant {
+        name: "groups, postgres: do not look behind the position in a group after a head scan",
+        file: POSTGRES_GROUPS,
+        anchor: "m.id, m.allowance, coalesce(m.turns, 0),",
+        find: "(r.run_at, r.id) <= (v.unchecked_run_at, v.unchecked_id)",
+        replace: "(r.run_at, r.id) < ('-infinity', v.unchecked_id)",
+        caught_by: &[
+            "groups::postgres::jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog",
+        ],
+    },
+    Mutant {
+        name: "groups: keep the position in a group although jobs are behind it",
+        file: CURSOR,
+        anchor: "pub(crate) fn looked_behind(",
+        find: "before_first.map_or(known.after, |before| before.min(known.after))",
+        replace: "before_first.map_or(known.after, |before| before.max(known.after))",
+        caught_by: &[
+            "groups::postgres::jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog",
+        ],
+    },
+    Mutant {
+        name: "groups: do not look behind the positions in groups again",
+        file: CURSOR,
+        anchor: "fn uncheck_groups(",
+        find: "position.checked = false",
+        replace: "position.checked = true",
+        caught_by: &[
+            "groups::postgres::jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog",
+            "groups::sqlite::jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog",
+        ],
+    },
+    Mutant {
         name: "groups, postgres: add no turn for a new job",
         file: POSTGRES_TURNS,
         anchor: "macro_rules! add_turns {",

@@ -24,14 +24,14 @@ cases! {
 }
 
 /// A claimer that keeps its cursor between claims.
-struct Claimer {
+pub(crate) struct Claimer {
     fixture: Fixture,
     request: ClaimRequest,
     cursor: ClaimCursor,
 }
 
 impl Claimer {
-    async fn new(fixture: &Fixture, limit: u32) -> Self {
+    pub(crate) async fn new(fixture: &Fixture, limit: u32) -> Self {
         let worker = fixture.worker_with(DAY).await;
         Claimer::with_request(fixture, ClaimRequest::new(worker, limit))
     }
@@ -40,14 +40,14 @@ impl Claimer {
         Claimer { fixture: fixture.clone(), request, cursor: ClaimCursor::default() }
     }
 
-    async fn claim(&mut self) -> Vec<Claimed> {
+    pub(crate) async fn claim(&mut self) -> Vec<Claimed> {
         self.fixture.store().claim(&self.request, &mut self.cursor).await.expect("claim").jobs
     }
 
     /// Claims repeatedly, as a worker does, until `id` is claimed. When a cursor
     /// returns to the head depends on the monotonic clock, which cases cannot move,
     /// so this waits for the result, with a generous timeout.
-    async fn claim_until(&mut self, id: JobId) -> Vec<Claimed> {
+    pub(crate) async fn claim_until(&mut self, id: JobId) -> Vec<Claimed> {
         let began = Instant::now();
         loop {
             let claimed = self.claim().await;

@@ -12,6 +12,7 @@ use longshore::{
 
 use sqlx::Connection;
 
+use crate::cursor::Claimer;
 use crate::fixture::*;
 use crate::worker::{run_worker, until};
 
@@ -42,6 +43,7 @@ cases! {
     a_replacement_moves_a_job_to_its_new_group,
     a_warm_cursor_finds_every_job,
     a_job_behind_the_position_keeps_the_turn_of_its_group,
+    jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog,
     the_limit_of_the_queue_covers_its_groups,
     groups_are_listed_by_name_with_their_settings,
     the_place_in_line_is_known,
@@ -533,6 +535,25 @@ async fn a_job_behind_the_position_keeps_the_turn_of_its_group(fixture: Fixture)
     let found = fixture.claim(worker, 8).await.len() as u64;
     let group = fixture.group("default", "acme").await.expect("group").expect("group");
     assert_eq!((found + group.running, group.waiting), (found + 9, 0));
+}
+
+async fn jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog(fixture: Fixture) {
+    add(&fixture, "acme", 900).await;
+    let mut claimer = Claimer::new(&fixture, 2).await;
+    claimer.claim().await;
+    // The second time, the position has been kept over a head scan.
+    for hours in [2, 1] {
+        claimer.claim().await;
+        let late = (0..6).map(|second| in_group("acme").run_at(start() - HOUR * hours + SECOND * second));
+        let late = fixture.enqueue_many(late.collect::<Vec<_>>()).await.expect("enqueue");
+        let mut found = claimer.claim_until(late[0].id).await;
+        for _ in 0..2 {
+            found.extend(claimer.claim().await);
+        }
+        let found: Vec<_> = found.iter().map(|job| job.lease().id).collect();
+        assert_eq!(found, late.iter().map(|job| job.id).collect::<Vec<_>>());
+        assert_eq!(claimer.claim().await.len(), 2, "the backlog goes on");
+    }
 }
 
 async fn the_limit_of_the_queue_covers_its_groups(fixture: Fixture) {

@@ -5,6 +5,7 @@
 //! the previous claim. Other claims pass by the group meanwhile.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::Row;
@@ -77,11 +78,16 @@ const LOCK_GROUPS: &str = "
 /// that this statement sees, and returns what limits each group. Of very many turns, some stay in line
 /// ([`MAX_MERGED`]). It does not look before the place: while a snapshot is held, all earlier turns of the
 /// group are there, deleted but not removed. A turn that was committed there late is found by a head scan.
-const VISIT: &str = "
+///
+/// The last column is when the first job behind the cursor's unchecked position (`$5`, `$6`) is due. A group
+/// without one has nulls there, and nothing is read.
+const VISIT: &str = concat!(
+    "
     with visited as materialized (
       select *
-        from unnest((select $1::text[]), (select $2::text[]), (select $4::timestamptz[])) with ordinality
-          as v(queue, grp, place_at, nth)),
+        from unnest((select $1::text[]), (select $2::text[]), (select $4::timestamptz[]),
+                    (select $5::timestamptz[]), (select $6::uuid[])) with ordinality
+          as v(queue, grp, place_at, unchecked_run_at, unchecked_id, nth)),
     deleted as (
       delete from longshore.turns
        where ctid = any(array(
@@ -133,12 +139,26 @@ const VISIT: &str = "
                 and r.interruptions > 0
                 and r.grp is not null
                 and r.run_at <= longshore.clock()),
-           m.id, m.allowance, coalesce(m.turns, 0)
+           m.id, m.allowance, coalesce(m.turns, 0),
+           (select r.run_at
+              from longshore.ready r
+             where r.queue = v.queue
+               and r.grp = v.grp
+               and r.grp is not null
+               and r.priority = (select $3::int2)
+               and r.interruptions = 0
+               and (r.run_at, r.id) <= (v.unchecked_run_at, v.unchecked_id)
+               and ",
+    is_handled!("$7", "$8", "$9"),
+    "
+             order by r.run_at, r.id
+             limit 1)
       from visited v
       left join merged m on m.queue = v.queue and m.grp = v.grp
       left join longshore.queues s on s.name = v.queue
       left join longshore.groups g on g.queue = v.queue and g.name = v.grp
-     order by v.nth";
+     order by v.nth"
+);
 
 /// The due jobs of one group (as `g`), in claim order, after the cursor's position.
 macro_rules! due_in_group {
@@ -389,7 +409,7 @@ async fn serve(
     page: &Page,
 ) -> Sql<bool> {
     let (now, first_new) = (page.now, jobs.len());
-    let visited = visit(tx, page, priority).await?;
+    let visited = visit(tx, request, cursor, page, priority).await?;
     // The share does not depend on how many groups another claim has left.
     let quantum = quantum(wanted, page.seen.min(MAX_GROUPS));
     let mut startable = room.startable;
@@ -464,16 +484,33 @@ async fn serve(
     Ok(visited.iter().any(|group| group.turns >= MAX_MERGED))
 }
 
-async fn visit(tx: &mut Tx<'_>, page: &Page, priority: i16) -> Sql<Vec<Visited>> {
-    let rows = sqlx::query(tx.sql(VISIT))
-        .bind(page.groups.iter().map(|locked| locked.queue.as_str()).collect::<Vec<_>>())
-        .bind(page.groups.iter().map(|locked| locked.group.as_str()).collect::<Vec<_>>())
+async fn visit(
+    tx: &mut Tx<'_>,
+    request: &ClaimRequest,
+    cursor: &mut ClaimCursor,
+    page: &Page,
+    priority: i16,
+) -> Sql<Vec<Visited>> {
+    let groups = || page.groups.iter();
+    let unchecked: Vec<Option<Position>> =
+        groups().map(|locked| cursor.unchecked_position(&locked.queue, &locked.group, priority)).collect();
+    let query = super::claim::statement(tx, cursor, VISIT)
+        .bind(groups().map(|locked| locked.queue.clone()).collect::<Vec<_>>())
+        .bind(groups().map(|locked| locked.group.clone()).collect::<Vec<_>>())
         .bind(priority)
-        .bind(page.groups.iter().map(|locked| locked.place.at).collect::<Vec<_>>())
-        .fetch_all(&mut *tx.connection)
-        .await?;
+        .bind(groups().map(|locked| locked.place.at).collect::<Vec<_>>())
+        .bind(unchecked.iter().map(|position| position.map(|at| at.run_at)).collect::<Vec<_>>())
+        .bind(unchecked.iter().map(|position| position.map(|at| at.id)).collect::<Vec<_>>());
+    let began = Instant::now();
+    let rows = bind_filter(query, request).fetch_all(&mut *tx.connection).await?;
+    if unchecked.iter().any(Option::is_some) {
+        cursor.charge_look(began.elapsed());
+    }
     let mut visited = Vec::with_capacity(rows.len());
-    for row in &rows {
+    for ((row, locked), unchecked) in rows.iter().zip(groups()).zip(unchecked) {
+        if unchecked.is_some() {
+            cursor.looked_behind(&locked.queue, &locked.group, priority, row.try_get(14)?);
+        }
         let gate = Gate {
             paused: row.try_get(0)?,
             max_running: row.try_get::<Option<i32>, _>(1)?.map(|limit| limit as u32),

@@ -26,6 +26,15 @@ const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
      set local enable_bitmapscan = off;
      set local enable_seqscan = off";
 
+/// For a claim of several statements. They read the first few rows of an index. The planner knows the
+/// live rows of a table, but not that it has many more dead ones, as while a snapshot is held. It would
+/// rather read the whole table. Without other plans, their estimates must not start the compiler (`jit`).
+const BEGIN_CLAIM: &str = "begin;
+     set local idle_in_transaction_session_timeout = '5s';
+     set local enable_bitmapscan = off;
+     set local enable_seqscan = off;
+     set local jit = off";
+
 /// A connection for one operation. Each statement is its own transaction,
 /// unless the operation [begins](Tx::begin) one or runs in the caller's.
 pub(super) struct Tx<'c> {
@@ -59,10 +68,19 @@ impl<'c> Tx<'c> {
     }
 
     pub(super) async fn begin(&mut self) -> Sql<Transaction<'_>> {
+        self.begin_unless_begun(BEGIN).await
+    }
+
+    /// Begins a transaction for the statements of a claim.
+    pub(super) async fn begin_claim(&mut self) -> Sql<Transaction<'_>> {
+        self.begin_unless_begun(BEGIN_CLAIM).await
+    }
+
+    async fn begin_unless_begun(&mut self, begin: &'static str) -> Sql<Transaction<'_>> {
         let inner = if self.connection.is_in_transaction() {
             self.connection.begin().await?
         } else {
-            self.connection.begin_with(BEGIN).await?
+            self.connection.begin_with(begin).await?
         };
         Ok(Transaction { store: self.store, inner })
     }
