@@ -25,11 +25,11 @@ const SUSPENDED: [u64; 3] = [50_000, 100_000, 200_000];
 /// Jobs in one call, few enough that the calls themselves use little memory.
 const STEP: u64 = 1000;
 /// Jobs that are enqueued while the worker runs, before it becomes idle.
-const BACKLOG: u64 = 50_000;
-/// Enough that their rows do not fit into SQLite's page caches, also with `--quick`.
-const FIRST_BACKLOG: u64 = 100_000;
+const BACKLOG: u64 = 25_000;
+/// SQLite only: enough that the rows do not fit into the page caches, also with `--quick`.
+const CACHE_FILLING_JOBS: u64 = 100_000;
 /// The allocator's arenas reach their size after a few backlogs of the same length.
-const WARM_UP_BACKLOGS: u64 = 4;
+const WARM_UP_BACKLOGS: u64 = 3;
 const WARM_UP_SLEEP: Duration = Duration::from_millis(100);
 /// More calls at once than SQLite has reading connections, so that each connection gets one.
 const COUNTS_AT_ONCE: usize = 12;
@@ -42,6 +42,7 @@ const SUSPEND_TIMEOUT: Duration = Duration::from_secs(600);
 const BAR: f64 = 1.1;
 
 pub(super) async fn measure(options: &Options, backend: &mut Backend) -> Result<Vec<Figure>> {
+    let has_page_caches = matches!(backend, Backend::Sqlite(_));
     let tables = backend.fresh(SCHEMA).await?;
     let (client, backlog) = (&tables.client, options.jobs(BACKLOG));
     let sleep_millis = Arc::new(AtomicU64::new(WARM_UP_SLEEP.as_millis() as u64));
@@ -52,12 +53,15 @@ pub(super) async fn measure(options: &Options, backend: &mut Backend) -> Result<
     };
     let worker = Worker::builder(client.clone()).function(KIND, sleep).concurrency(CONCURRENCY);
 
-    // Jobs that sleep shortly and then succeed. The first ones fill the page caches while all of
-    // them wait.
-    library::enqueue_bulk(client, FIRST_BACKLOG, STEP).await?;
-    fill_page_caches(client).await?;
+    // The warm-up's jobs sleep shortly and then succeed. The first ones fill the page caches while
+    // all of them wait.
+    let mut finished = 0;
+    if has_page_caches {
+        finished = CACHE_FILLING_JOBS;
+        library::enqueue_bulk(client, finished, STEP).await?;
+        fill_page_caches(client).await?;
+    }
     let running = worker.build()?.start().await?;
-    let mut finished = FIRST_BACKLOG;
     wait_for(&running, finished, |summary| summary.succeeded).await?;
     for _ in 0..WARM_UP_BACKLOGS {
         library::enqueue_bulk(client, backlog, STEP).await?;
@@ -97,7 +101,7 @@ pub(super) async fn measure(options: &Options, backend: &mut Backend) -> Result<
 fn figure(jobs: u64, none: Memory, with_jobs: Memory) -> Figure {
     let name = format!("resident memory, {} suspended jobs / none", thousands(jobs as f64));
     let note = format!(
-        "from {:.1} MB (anonymous {:.1}) to {:.1} MB (anonymous {:.1}), page caches filled before",
+        "from {:.1} MB (anonymous {:.1}) to {:.1} MB (anonymous {:.1}), after a warm-up",
         none.resident_mb, none.anonymous_mb, with_jobs.resident_mb, with_jobs.anonymous_mb,
     );
     let details = json!({ "suspended_jobs": jobs, "none": none, "with_jobs": with_jobs });
@@ -105,7 +109,7 @@ fn figure(jobs: u64, none: Memory, with_jobs: Memory) -> Figure {
 }
 
 /// Reads the memory of an idle worker, right after the counts that it refreshes every 15 seconds
-/// for its gauges: otherwise it would depend on the moment whether a reading contains them.
+/// for its gauges. Otherwise some readings would contain them and others would not.
 async fn read_memory(client: &Client) -> Result<Option<Memory>> {
     tokio::time::sleep(SLOW_DOWN).await;
     fill_page_caches(client).await?;
