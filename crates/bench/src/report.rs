@@ -44,10 +44,29 @@ pub(crate) fn client_cpu() -> Option<Duration> {
 
 /// The resident memory of this process, on Linux.
 pub(crate) fn resident_mb() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kilobytes: f64 = kilobytes.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(kilobytes / 1024.0)
+    Memory::now().map(|memory| memory.resident_mb)
+}
+
+/// The resident memory of this process by its type.
+#[derive(Clone, Copy, serde::Serialize)]
+pub(crate) struct Memory {
+    pub(crate) resident_mb: f64,
+    /// Heap and stacks. The rest is mapped files: the program itself, and SQLite's index of the
+    /// write-ahead log.
+    pub(crate) anonymous_mb: f64,
+}
+
+impl Memory {
+    /// `None` except on Linux.
+    pub(crate) fn now() -> Option<Self> {
+        let status = std::fs::read_to_string("/proc/self/status").ok()?;
+        let megabytes = |field: &str| {
+            let kilobytes = status.lines().find_map(|line| line.strip_prefix(field))?;
+            let kilobytes: f64 = kilobytes.trim().trim_end_matches(" kB").parse().ok()?;
+            Some(kilobytes / 1024.0)
+        };
+        Some(Memory { resident_mb: megabytes("VmRSS:")?, anonymous_mb: megabytes("RssAnon:")? })
+    }
 }
 
 pub(crate) fn rate(jobs: u64, took: Duration) -> f64 {
