@@ -3,7 +3,7 @@
 //!
 //! [`graph`] has the builder and its checks. `store/*/advance.rs` store the decisions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -83,6 +83,8 @@ pub struct Change {
     /// Whether it counts as a failure of the flow or, if it was reopened, whether it counted. A
     /// member that was skipped does not.
     pub is_failure: bool,
+    /// Whether the numbers of the flow contain it already.
+    pub is_counted: bool,
 }
 
 /// The numbers of a flow.
@@ -103,6 +105,9 @@ pub struct Counts {
 impl Counts {
     /// Counts a change.
     pub fn add(&mut self, change: &Change) {
+        if change.is_counted {
+            return;
+        }
         let (open, failed) = if change.end.is_some() { (-1, 1) } else { (1, -1) };
         // Never below zero, which the database refuses: a wrong number must not block other flows.
         self.open = (self.open + open).max(0);
@@ -227,17 +232,24 @@ pub struct Reopened {
 /// retried: all, except those that would be skipped again because a parent that stays as it is
 /// ended in another way than they need.
 pub fn reopen(candidates: &[Candidate]) -> Vec<Reopened> {
-    let mut reopened = BTreeSet::new();
-    loop {
-        let before = reopened.len();
-        for candidate in candidates {
-            let can_start = |link: &ParentLink| link.met != Some(false) || reopened.contains(&link.parent);
-            if candidate.links.iter().all(can_start) {
-                reopened.insert(candidate.job);
-            }
+    // How many links of each candidate are not met, and whom each parent blocks.
+    let (mut unmet, mut blocked) = (BTreeMap::<Uuid, usize>::new(), BTreeMap::<Uuid, Vec<Uuid>>::new());
+    for candidate in candidates {
+        for link in candidate.links.iter().filter(|link| link.met == Some(false)) {
+            *unmet.entry(candidate.job).or_default() += 1;
+            blocked.entry(link.parent).or_default().push(candidate.job);
         }
-        if reopened.len() == before {
-            break;
+    }
+    let jobs = candidates.iter().map(|candidate| candidate.job);
+    let mut startable: Vec<Uuid> = jobs.filter(|job| !unmet.contains_key(job)).collect();
+    let mut reopened = BTreeSet::new();
+    while let Some(job) = startable.pop() {
+        reopened.insert(job);
+        for child in blocked.remove(&job).unwrap_or_default() {
+            if let Some(left) = unmet.get_mut(&child) {
+                *left -= 1;
+                startable.extend((*left == 0).then_some(child));
+            }
         }
     }
     let is_held = |candidate: &Candidate| {
@@ -279,7 +291,12 @@ mod tests {
 
     #[test]
     fn a_flow_ends_when_it_is_sealed_and_no_member_is_open() {
-        let ended = |is_failure: bool| Change { job: id(1), end: Some(End::of(!is_failure)), is_failure };
+        let ended = |is_failure: bool| Change {
+            job: id(1),
+            end: Some(End::of(!is_failure)),
+            is_failure,
+            is_counted: false,
+        };
         let mut counts = Counts { open: 2, is_sealed: true, ..Counts::default() };
         counts.add(&ended(false));
         assert_eq!(counts.turn(), FlowTurn::Stays);
@@ -287,14 +304,16 @@ mod tests {
         assert_eq!(counts.turn(), FlowTurn::Ends(End::Failed));
         assert_eq!(Counts { is_sealed: false, ..counts }.turn(), FlowTurn::Stays);
         counts.has_ended = true;
-        counts.add(&Change { job: id(1), end: None, is_failure: true });
+        let reopened = Change { job: id(1), end: None, is_failure: true, is_counted: false };
+        counts.add(&reopened);
+        counts.add(&Change { is_counted: true, ..reopened });
         assert_eq!((counts.open, counts.failed), (1, 0));
         assert_eq!(counts.turn(), FlowTurn::Reopens);
     }
 
     #[test]
     fn changes_of_one_job_are_followed_one_by_one() {
-        let change = |job| Change { job: id(job), end: None, is_failure: false };
+        let change = |job| Change { job: id(job), end: None, is_failure: false, is_counted: false };
         assert_eq!(followed_together(&[change(1), change(2), change(1), change(3)]), 2);
         assert_eq!(followed_together(&[change(1), change(2)]), 2);
     }

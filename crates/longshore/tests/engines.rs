@@ -42,6 +42,8 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "fill",
             "limit_lock_waits",
             "begin",
+            "begin_claim",
+            "begin_unless_begun",
             "begin_step",
             "begin_snapshot",
             "tx",
@@ -273,7 +275,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
     (
         "sqlite",
         "turns.rs",
-        &["add_turn", "add_turn_of_freed"],
+        &["add_turn", "add_turn_of_removed", "add_turn_of_freed"],
         "Postgres has macros, parts of its statements",
     ),
     (

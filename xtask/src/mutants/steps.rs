@@ -162,8 +162,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "postgres: wake a job for a wait that an earlier lease left behind",
         file: POSTGRES_EVENTS,
         anchor: "const WAKE",
-        find: "and w.lease_no = a.lease_no\n                limit 1",
-        replace: "limit 1",
+        find: "and w.lease_no = a.lease_no\n                  and w.held",
+        replace: "and w.held",
         caught_by: &["steps::postgres::a_wait_that_was_left_behind_wakes_nothing"],
     },
     Mutant {

@@ -288,19 +288,26 @@ declare
   found_id uuid;
   outcome text;
   is_held boolean := null;
+  new_links bigint := (select count(distinct n) from unnest(join_flow.after) as n);
 begin
+  perform 1 from longshore.jobs j where j.id = join_flow.flow;
+  if found or join_flow.flow = join_flow.job then
+    raise exception 'flow: a job has the id %; use longshore.new_id()', join_flow.flow using errcode = '22023';
+  end if;
   insert into longshore.flows (id, name, created_at, members, open, sealed)
   values (join_flow.flow, join_flow.name, longshore.clock(), 0, 0, true)
       on conflict do nothing;
   update longshore.flows f
      set members = f.members + 1,
-         open = f.open + 1
+         open = f.open + 1,
+         links = f.links + new_links
    where f.id = join_flow.flow
      and f.ended_at is null
      and not f.cancelled
-     and f.members < 1000000;
+     and f.members < 1000000
+     and (new_links = 0 or f.links + new_links <= 100000);
   if not found then
-    raise exception 'flow: % has ended, was cancelled or has 1000000 members; enqueue all tasks of a flow in one transaction, or use a new flow', join_flow.flow
+    raise exception 'flow: % has ended, was cancelled, or has 1000000 members or 100000 links; enqueue all tasks of a flow in one transaction, or use a new flow', join_flow.flow
       using errcode = '22023';
   end if;
   perform 1 from longshore.jobs j where j.id = join_flow.job;
@@ -645,6 +652,12 @@ begin
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       select date_trunc('minute', longshore.clock()), 1, 1, 'cancelled', 0, g.queue, g.kind
         from gone g),
+    turns_of_removed as (   -- somebody has to find that the group has no jobs left
+      insert into longshore.turns (at, priority, queue, grp)
+      select longshore.clock(), g.priority, g.queue, g.grp
+        from gone g
+       where g.grp is not null
+         and g.run_at > longshore.clock()),
     freed as (
       delete from longshore.keys k
        using gone g

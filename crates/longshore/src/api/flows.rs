@@ -114,7 +114,7 @@ pub(super) async fn enqueue(
             }
             match server.client.put_flow(&flow).instrument(span).await? {
                 (PutFlow::Created, flow) => (StatusCode::CREATED, "created", flow),
-                (PutFlow::Existing(_), flow) => (StatusCode::OK, "existing", flow),
+                (_, flow) => (StatusCode::OK, "existing", flow),
             }
         }
     };
@@ -150,19 +150,10 @@ fn check_caller(caller: &Caller, flow: &NewFlow) -> ApiResult<()> {
     Ok(())
 }
 
-/// The flow with an id that the caller chose, if it exists. Refuses the id of a job: the flow with this id
-/// is that of the job's children.
+/// The flow with an id that the caller chose, if it exists.
 async fn flow_with_id(server: &Server, id: FlowId) -> ApiResult<Option<FlowRecord>> {
     match server.client.flow(id).await {
-        Ok(flow) => return Ok(Some(flow)),
-        Err(error) if error.is_not_found() => {}
-        Err(error) => return Err(error.into()),
-    }
-    match server.client.get(JobId(id.0)).await {
-        Ok(_) => Err(Problem::new(
-            Slug::Conflict,
-            format!("id: a job has the id {id}; use a new one, or leave it out"),
-        )),
+        Ok(flow) => Ok(Some(flow)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }

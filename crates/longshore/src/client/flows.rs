@@ -103,10 +103,11 @@ impl Client {
             self.check_flow(&flow).await?;
             transaction.put_flow(&*self.store, &flow).await
         };
-        Ok(match storing.instrument(span).await? {
-            PutFlow::Created => flow.id,
-            PutFlow::Existing(id) => id,
-        })
+        match storing.instrument(span).await? {
+            PutFlow::Created => Ok(flow.id),
+            PutFlow::Existing(id) => Ok(id),
+            PutFlow::IdOfJob => Err(id_of_job(flow.id)),
+        }
     }
 
     /// Stores a flow whose kinds and payloads have been checked, and says whether it is new.
@@ -118,6 +119,7 @@ impl Client {
                 flow.id
             }
             PutFlow::Existing(id) => id,
+            PutFlow::IdOfJob => return Err(id_of_job(flow.id)),
         };
         Ok((stored, self.flow(id).await?))
     }
@@ -286,6 +288,10 @@ impl Client {
 
 fn not_found(flow: FlowId) -> Error {
     Error::not_found(format!("flow {flow} does not exist, or is no longer kept"))
+}
+
+fn id_of_job(id: FlowId) -> Error {
+    Error::conflict(format!("id: a job has the id {id}; use a new one, or leave it out"))
 }
 
 fn too_many(what: String) -> Error {

@@ -85,6 +85,8 @@ pub enum PutFlow {
     Created,
     /// This flow has the same idempotency key. Nothing changed.
     Existing(FlowId),
+    /// Nothing changed: a job has this id. The flow with its id is that of its children.
+    IdOfJob,
 }
 
 /// The result of adding members to a flow.

@@ -114,7 +114,11 @@ impl<S: Send + Sync> Context<S> {
             }
             Spawned::LeaseLost => Err(self.lease_lost().into()),
             Spawned::Cancelled => {
-                Err(Failure::permanent(format!("spawn `{name}`: the children of this job were cancelled")))
+                let id = self.id();
+                Err(Failure::permanent(format!(
+                    "spawn `{name}`: the children of this job were cancelled; retry them (`longshore flows retry {id}`), \
+                     then this job"
+                )))
             }
             Spawned::Full => Err(Failure::permanent(format!(
                 "spawn `{name}`: the job would have more than a million children; spawn children that spawn others"
@@ -130,27 +134,36 @@ impl<S: Send + Sync> Context<S> {
         if let Some(StepState::Done(joined)) = self.journaled("join", name, name).await? {
             count_replayed_step();
             let Joined { spawned } = decode(name, &joined)?;
-            let mut all = self.spawned_children().await?;
+            let mut all = self.spawned_children(name).await?;
             all.retain(|child| child.task.as_ref().is_some_and(|task| spawned.contains(task)));
             return Ok(Children { all });
         }
-        let Some(record) = self.client().store().flow(flow).await? else {
+        let Some(mut record) = self.client().store().flow(flow).await? else {
             return Err(Failure::permanent(format!(
                 "join `{name}`: this job has no children; a job can join only those that it has spawned itself"
             )));
         };
+        let mut all = Vec::new();
+        if record.ended_at.is_some() {
+            all = self.spawned_children(name).await?;
+            // An operator may have retried a child a moment ago, and the flow may not have followed that yet.
+            if all.iter().any(|child| child.outcome.is_none()) {
+                self.client().advance_flows().await?;
+                record = self.client().flow(flow).await?;
+            }
+        }
         if record.ended_at.is_none() {
             self.suspend(active, name, name, None, vec![flow_event(flow)]).await?;
+            all = self.spawned_children(name).await?;
         }
-        let all = self.spawned_children().await?;
         let spawned = all.iter().filter_map(|child| child.task.clone()).collect();
         self.save_step(name, encode(name, &Joined { spawned })?).await?;
         Ok(Children { all })
     }
 
     /// The children that this run of the job has spawned. A job that succeeded and was retried starts over; its
-    /// earlier children are members of the same flow.
-    async fn spawned_children(&self) -> Result<Vec<ParentRecord>, Failure> {
+    /// earlier children are members of the same flow. An error if some were deleted: their results are unknown.
+    async fn spawned_children(&self, join: &str) -> Result<Vec<ParentRecord>, Failure> {
         let mut children = self.client().flow_results(FlowId(self.id().0)).await?;
         let mut spawns = HashMap::<String, Option<Spawn>>::new();
         for task in children.iter().filter_map(|child| child.task.as_ref()) {
@@ -168,6 +181,17 @@ impl<S: Send + Sync> Context<S> {
         children.retain(|child| {
             child.task.as_ref().and_then(spawn_of).is_some_and(|spawn| spawn.contains(child.id))
         });
+        for (task, spawn) in &spawns {
+            let found = children.iter().filter(|child| child.task.as_ref() == Some(task)).count();
+            if let Some(Spawn { spawned, .. }) = spawn
+                && found < *spawned
+            {
+                return Err(Failure::permanent(format!(
+                    "join `{join}`: {} of the {spawned} children of spawn `{task}` were deleted, so their results are unknown",
+                    spawned - found
+                )));
+            }
+        }
         Ok(children)
     }
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use longshore::worker::{Settings, Worker};
-use longshore::{Client, Context, Failure, Flow, FlowId, FlowStatus, JobId, NewJob, Status, chain, task};
+use longshore::{
+    Client, Context, Failure, Flow, FlowId, FlowStatus, JobId, NewJob, Retention, Status, chain, task,
+};
 
 use crate::fixture::*;
 use crate::flow_operations::retain;
@@ -14,6 +16,7 @@ cases! {
     children_read_the_results_of_their_parents,
     a_job_spawns_children_once_and_joins_them,
     a_job_that_starts_over_joins_only_the_children_of_this_run,
+    a_join_after_a_retry_of_a_failed_job_finds_all_children_or_says_which_are_gone,
     a_join_needs_children_of_its_own,
     a_join_of_no_children_continues,
     children_of_a_task_do_not_release_the_tasks_that_wait_for_it,
@@ -112,6 +115,36 @@ async fn a_job_that_starts_over_joins_only_the_children_of_this_run(fixture: Fix
     running.stop().await;
 }
 
+async fn a_join_after_a_retry_of_a_failed_job_finds_all_children_or_says_which_are_gone(fixture: Fixture) {
+    async fn parent(_: (), ctx: Context) -> Result<(), Failure> {
+        ctx.spawn("children", (0..3).map(|n| NewJob::new("child", &n))).await?;
+        let children = ctx.join("joined").await?.len();
+        if ctx.job().lease().lease_no < 4 {
+            return Err(Failure::permanent("not yet"));
+        }
+        Ok(ctx.set_result(&children)?)
+    }
+    async fn child(_: u32, _: Context) -> Result<(), Failure> {
+        Ok(())
+    }
+    let run = || drain(fixture.client(), |worker| worker.function("parent", parent).function("child", child));
+    let id = fixture.add(NewJob::new("parent", &())).await;
+    run().await;
+    assert_eq!(fixture.status(id).await, Status::FailedPermanent);
+    fixture.advance(3 * DAY).await;
+    let policy = Retention { succeeded: Some(DAY), cancelled: Some(DAY), failed_permanent: Some(90 * DAY) };
+    fixture.retain(&policy, |_| async { true }).await.expect("retain");
+    for expected in ["not yet", "1 of the 3 children of spawn `children` were deleted"] {
+        fixture.retry(id).await.expect("retry");
+        run().await;
+        let job = fixture.job(id).await;
+        let error = job.last_error.expect("an error");
+        assert!(error.contains(expected), "{error}");
+        let child = fixture.tasks(FlowId(id.0), None, 1).await.expect("tasks")[0].id;
+        fixture.delete(child).await.expect("delete");
+    }
+}
+
 async fn a_join_needs_children_of_its_own(fixture: Fixture) {
     async fn lonely(_: (), ctx: Context) -> Result<(), Failure> {
         ctx.join("nobody").await.map(drop)
@@ -206,8 +239,11 @@ async fn retention_keeps_the_children_of_a_job_that_waits(fixture: Fixture) {
     run().await;
     expect(&fixture, flow, [("parent", "succeeded"), ("next", "succeeded")]).await;
     assert_eq!(fixture.job(parent).await.result.expect("a result").get(), "1");
-    fixture.advance(3 * DAY).await;
-    retain(&fixture).await;
+    // First the job, then its children.
+    for time in [3 * DAY, 2 * HOUR] {
+        fixture.advance(time).await;
+        retain(&fixture).await;
+    }
     assert!(fixture.flow(FlowId(parent.0)).await.expect_err("removed").is_not_found());
 }
 

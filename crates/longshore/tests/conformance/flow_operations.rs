@@ -1,6 +1,6 @@
 //! Commands on flows, deadlines and retention.
 
-use longshore::{DeadFilter, Flow, FlowId, FlowStatus, Retention, Status, chain, fan_out};
+use longshore::{DeadFilter, Ending, Flow, FlowId, FlowStatus, Retention, Status, chain, fan_out};
 
 use crate::fixture::*;
 use crate::flows::{end, expect, follow, member, named, put, record};
@@ -11,6 +11,12 @@ cases! {
     a_cancel_that_was_cut_off_is_resumed,
     a_deadline_cancels_the_flow,
     a_retry_runs_only_the_failed_part,
+    a_retry_runs_what_was_skipped_after_it_began,
+    a_task_that_comes_back_counts_at_once,
+    an_event_does_not_start_a_task_that_waits_for_others,
+    a_retry_of_a_long_chain_takes_one_step_per_task,
+    a_flow_cannot_have_the_id_of_a_job,
+    groups_of_cancelled_tasks_leave_no_turns,
     a_retry_reopens_callbacks_that_were_skipped,
     a_retried_task_opens_its_flow_again,
     a_task_that_was_retried_and_ended_again_is_followed_in_order,
@@ -27,6 +33,7 @@ cases! {
 
 cases! {
     only on postgres:
+    sql_refuses_the_id_of_a_job_as_a_flow,
     sql_cancel_and_retry_change_the_flow,
 }
 
@@ -147,6 +154,112 @@ async fn a_retry_runs_only_the_failed_part(fixture: Fixture) {
     assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
     assert_eq!(fixture.retry_flow(flow).await.expect("retry_flow").reopened, 0);
     assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+}
+
+/// What is skipped while a retry follows the failure counts as ended after the retry began.
+async fn a_retry_runs_what_was_skipped_after_it_began(fixture: Fixture) {
+    fixture.store().pin_clock(None).await.expect("pin_clock");
+    let flow = put(&fixture, chain![named("a"), named("b"), named("c"), named("d")].on_success(job("party")))
+        .await
+        .id;
+    let worker = fixture.worker_with(DAY).await;
+    let nobody_follows = fixture.hold_advances().await;
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, failed_permanently()).await;
+    drop(nobody_follows);
+    fixture.retry_flow(flow).await.expect("retry_flow");
+    for kind in ["a", "b", "c", "d", "party"] {
+        end(&fixture, worker, kind, done()).await;
+    }
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+}
+
+/// Other flows have so many changes that the end of a task is followed long before the return of another one.
+async fn a_task_that_comes_back_counts_at_once(fixture: Fixture) {
+    let flow = Flow::new("f").task(named("a")).task(named("b").after("a")).on_end(job("end"));
+    let flow = put(&fixture, flow).await.id;
+    let others = fixture
+        .enqueue_flow(fan_out((0..9).map(|n| named(&format!("t{n}")))))
+        .await
+        .expect("enqueue_flow")
+        .id;
+    let worker = fixture.worker_with(DAY).await;
+    end(&fixture, worker, "a", failed_permanently()).await;
+    end(&fixture, worker, "end", done()).await;
+    let nobody_follows = fixture.hold_advances().await;
+    let a = member(&fixture, flow, "a").await;
+    fixture.retry(a).await.expect("retry");
+    for claimed in fixture.claim(worker, 100).await {
+        fixture.must_finish(&claimed, done()).await;
+    }
+    // One change at a time: the return of `a`, the ends of `a` and of the others, the return of `b`.
+    for _ in 0..4 {
+        fixture.store().advance(1).await.expect("advance");
+    }
+    let open = record(&fixture, flow).await;
+    assert_eq!((open.status, open.open > 0), (FlowStatus::Running, true), "`b` has come back");
+    drop(nobody_follows);
+    end(&fixture, worker, "b", done()).await;
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+    assert_eq!(record(&fixture, others).await.status, FlowStatus::Succeeded);
+}
+
+async fn an_event_does_not_start_a_task_that_waits_for_others(fixture: Fixture) {
+    let flow = Flow::new("f").task(named("a")).task(named("b").after_end("a"));
+    let flow = put(&fixture, flow).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    end(&fixture, worker, "a", done()).await;
+    let b = fixture.claim_one(worker).await;
+    let wait = longshore::store::PendingWait {
+        step: "approval".into(),
+        until: None,
+        events: vec!["approved".into()],
+    };
+    fixture.must_finish(&b, Ending::Suspended { waits: vec![wait] }).await;
+    fixture.retry(member(&fixture, flow, "a").await).await.expect("retry");
+    fixture.cancel_flow(flow).await.expect("cancel_flow");
+    fixture.advance(MINUTE).await;
+    fixture.retry_flow(flow).await.expect("retry_flow");
+    expect(&fixture, flow, [("a", "queued"), ("b", "held")]).await;
+    fixture.emit("approved", &()).await.expect("emit");
+    expect(&fixture, flow, [("a", "queued"), ("b", "held")]).await;
+    for kind in ["a", "b"] {
+        end(&fixture, worker, kind, done()).await;
+    }
+}
+
+/// The first of its tasks is the last that the rules look at.
+async fn a_retry_of_a_long_chain_takes_one_step_per_task(fixture: Fixture) {
+    const TASKS: usize = 5000;
+    let tasks = (0..TASKS).rev().map(|n| {
+        let node = longshore::task(format!("t{n}"), job("part"));
+        if n == 0 { node } else { node.after(format!("t{}", n - 1)) }
+    });
+    let flow = put(&fixture, tasks.fold(Flow::new("f"), Flow::task)).await.id;
+    fixture.cancel_flow(flow).await.expect("cancel_flow");
+    follow(&fixture).await;
+    fixture.advance(MINUTE).await;
+    assert_eq!(fixture.retry_flow(flow).await.expect("retry_flow").reopened, TASKS as u64);
+}
+
+async fn a_flow_cannot_have_the_id_of_a_job(fixture: Fixture) {
+    let job_id = fixture.add(job("a")).await;
+    let refused = fixture.enqueue_flow(chain![named("a"), named("b")].id(FlowId(job_id.0))).await;
+    let refused = refused.expect_err("a job has the id");
+    assert!(refused.is_conflict() && refused.to_string().contains("id: "), "{refused}");
+    assert_eq!(fixture.count(Status::Queued).await, 1);
+}
+
+async fn groups_of_cancelled_tasks_leave_no_turns(fixture: Fixture) {
+    let tasks = |n: usize| longshore::task(format!("t{n}"), job("part").group(format!("g{n}")));
+    let flow = fan_out([named("a")]).then_all((0..3).map(tasks));
+    let flow = put(&fixture, flow).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    fixture.claim(worker, 9).await;
+    fixture.cancel(member(&fixture, flow, "t0").await).await.expect("cancel");
+    fixture.cancel_flow(flow).await.expect("cancel_flow");
+    fixture.claim(worker, 9).await;
+    assert_eq!(fixture.query_number("select count(*) from turns", None).await, 0);
 }
 
 async fn a_retry_reopens_callbacks_that_were_skipped(fixture: Fixture) {
@@ -376,6 +489,15 @@ async fn a_retry_ends_a_cancel_that_is_under_way(fixture: Fixture) {
     assert_eq!(record(&fixture, other).await.status, FlowStatus::Cancelled);
     fixture.advance(MINUTE).await;
     assert_eq!(fixture.store().flows_to_cancel(9).await.expect("flows_to_cancel"), []);
+}
+
+async fn sql_refuses_the_id_of_a_job_as_a_flow(fixture: Fixture) {
+    let flow = put(&fixture, chain![named("a"), named("b")]).await.id;
+    let a = member(&fixture, flow, "a").await;
+    let refused = fixture.try_sql("select enqueue('x', 'null', flow => {id}, task => 'x')", Some(a)).await;
+    let refused = refused.expect_err("a job has the id");
+    assert!(refused.contains("flow: a job has the id"), "{refused}");
+    expect(&fixture, flow, [("a", "queued"), ("b", "held")]).await;
 }
 
 async fn sql_cancel_and_retry_change_the_flow(fixture: Fixture) {

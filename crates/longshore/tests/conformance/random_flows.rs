@@ -223,7 +223,8 @@ impl Model {
         self.jobs.insert(job, State::Finished { outcome, is_skipped, at });
         if self.is_member(job) {
             let end = End::of(outcome == Outcome::Succeeded);
-            self.changes.push(Change { job, end: Some(end), is_failure: end == End::Failed && !is_skipped });
+            let is_failure = end == End::Failed && !is_skipped;
+            self.changes.push(Change { job, end: Some(end), is_failure, is_counted: false });
         }
     }
 
@@ -292,7 +293,8 @@ impl Model {
             if is_skipped && flow::comes_back(&self.links_of(child), is_cancelled) {
                 self.jobs.insert(child, State::Waiting { is_held: true });
                 if self.is_member(child) {
-                    self.changes.push(Change { job: child, end: None, is_failure: false });
+                    self.counts.open += 1;
+                    self.changes.push(Change { job: child, end: None, is_failure: false, is_counted: true });
                 }
             }
         }
@@ -320,7 +322,7 @@ impl Model {
                 self.jobs.insert(job, State::Waiting { is_held: false });
                 if self.is_member(job) {
                     let is_failure = outcome != Outcome::Succeeded && !is_skipped;
-                    self.changes.push(Change { job, end: None, is_failure });
+                    self.changes.push(Change { job, end: None, is_failure, is_counted: false });
                 }
             }
         }
@@ -421,7 +423,7 @@ impl Model {
         loop {
             let done = fixture.store().retry_members(flow, now, None, 1000).await.expect("retry_members");
             assert!(!done.advance_first);
-            let reopened = self.reopen(|model, job| model.is_member(job));
+            let reopened = self.reopen(now);
             assert_eq!(done.reopened as usize, reopened.len());
             if reopened.is_empty() {
                 return;
@@ -431,18 +433,22 @@ impl Model {
             for link in self.links.iter_mut().filter(|link| link.parent == flow.0) {
                 link.met = None;
             }
-            self.reopen(|model, job| {
-                matches!(model.jobs[&job], State::Finished { is_skipped: true, .. }) && !model.is_member(job)
-            });
+            for job in self.callbacks.clone() {
+                if matches!(self.jobs.get(&job), Some(State::Finished { is_skipped: true, .. })) {
+                    self.jobs.insert(job, State::Waiting { is_held: true });
+                }
+            }
+            self.follow_all(fixture, now).await;
         }
     }
 
-    fn reopen(&mut self, filter: impl Fn(&Model, Uuid) -> bool) -> Vec<Reopened> {
-        let failed = |state: &State| matches!(state, State::Finished { outcome, .. } if *outcome != Outcome::Succeeded);
+    /// Reopens the members that had ended without success before a retry began.
+    fn reopen(&mut self, before: DateTime<Utc>) -> Vec<Reopened> {
+        let failed = |state: &State| matches!(state, State::Finished { outcome, at, .. } if *outcome != Outcome::Succeeded && *at <= before);
         let candidates: Vec<Candidate> = self
             .jobs
             .iter()
-            .filter(|(job, state)| failed(state) && filter(self, **job))
+            .filter(|(job, state)| failed(state) && self.is_member(**job))
             .map(|(job, _)| Candidate { job: *job, links: self.links_of(*job) })
             .collect();
         let reopened = flow::reopen(&candidates);
@@ -452,11 +458,10 @@ impl Model {
             {
                 self.counts.open += 1;
                 self.counts.failed -= i64::from(!is_skipped);
+                let is_failure = !is_skipped;
+                self.changes.push(Change { job: *job, end: None, is_failure, is_counted: true });
             }
             self.jobs.insert(*job, State::Waiting { is_held: *is_held });
-            for link in self.links.iter_mut().filter(|link| link.parent == *job) {
-                link.met = None;
-            }
         }
         reopened
     }

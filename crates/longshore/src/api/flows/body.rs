@@ -245,7 +245,10 @@ fn links<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<AfterTask>, D::Error
         read.map_err(|error: serde_json::Error| {
             let reason = error.to_string();
             let reason = reason.split(" at line ").next().unwrap_or_default();
-            D::Error::custom(format!("after[{i}]: {reason}; {REMEDY}"))
+            match reason.starts_with("unknown variant") {
+                true => D::Error::custom(format!("after[{i}].condition: {reason}")),
+                false => D::Error::custom(format!("after[{i}]: {reason}; {REMEDY}")),
+            }
         })
     };
     items.into_iter().enumerate().map(read).collect()

@@ -11,7 +11,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use super::reopen::bring_back;
-use super::turns::add_turns;
+use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Sql, Tx};
 use crate::flow::{
     self, CALLBACK_SKIPPED, Change, Condition, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held,
@@ -131,7 +131,7 @@ const FORGET_CHANGES: &str = "
      where not exists (select 1 from longshore.flows f where f.id = c.flow)";
 
 const CHANGES: &str = "
-    select id, flow, job, succeeded, failure
+    select id, flow, job, succeeded, failure, counted
       from longshore.flow_changes
      where flow = any($1)
      order by id
@@ -180,8 +180,9 @@ async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sq
     let mut followed = Followed::default();
     let parents: Vec<(Uuid, Option<End>)> =
         changes.iter().map(|(_, change)| (change.job, change.end)).collect();
-    if !follow_parents(tx, &parents, &flows, &mut followed).await? {
+    if !follow_parents(tx, &parents, &mut flows, &mut followed).await? {
         // The rest of the children comes next; the changes are still there.
+        store_counts(tx, &flows).await?;
         transaction.commit().await?;
         return Ok(Advanced { queues: followed.queues(), more: true, ..Advanced::default() });
     }
@@ -231,6 +232,7 @@ async fn changes(
                 job,
                 end: row.try_get::<Option<bool>, _>(3)?.map(End::of),
                 is_failure: row.try_get(4)?,
+                is_counted: row.try_get(5)?,
             }),
         };
         rows.push(row.try_get::<i64, _>(0)?);
@@ -294,7 +296,7 @@ const SET_MET: &str = "
 async fn follow_parents(
     tx: &mut Tx<'_>,
     parents: &[(Uuid, Option<End>)],
-    flows: &BTreeMap<Uuid, LockedFlow>,
+    flows: &mut BTreeMap<Uuid, LockedFlow>,
     followed: &mut Followed,
 ) -> Sql<bool> {
     let ends: BTreeMap<Uuid, Option<End>> = parents.iter().copied().collect();
@@ -327,7 +329,11 @@ async fn follow_parents(
     }
     follow_children(tx, &children, flows, followed).await?;
     let of_reopened: Vec<Uuid> = of_reopened.into_iter().collect();
-    bring_back(tx, &of_reopened, |flow| is_cancelled(flows, flow)).await?;
+    for flow in bring_back(tx, &of_reopened, |flow| is_cancelled(flows, flow)).await? {
+        if let Some(flow) = flows.get_mut(&flow) {
+            flow.counts.open += 1;
+        }
+    }
     Ok(is_complete)
 }
 
@@ -447,7 +453,8 @@ async fn release(tx: &mut Tx<'_>, ids: &[Uuid], followed: &mut Followed) -> Sql<
 }
 
 /// Ends waiting jobs as cancelled, whatever they wait for. They do not count as failures.
-const END_WAITING: &str = "
+const END_WAITING: &str = concat!(
+    "
     with deleted as (
       delete from longshore.ready
        where ctid = any(array(
@@ -474,14 +481,17 @@ const END_WAITING: &str = "
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       select date_trunc('minute', longshore.clock()), count(*), count(*), 'cancelled', 0, queue, kind
         from deleted
-       group by queue, kind),
+       group by queue, kind),",
+    add_turns_of_removed!("deleted"),
+    ",
     noted_ends as (
       insert into longshore.flow_changes (flow, job, succeeded, failure)
       select flow, id, false, false
         from deleted
        where flow is not null
        order by id)
-    select count(*) from deleted";
+    select count(*) from deleted"
+);
 
 pub(super) async fn end_waiting(tx: &mut Tx<'_>, ids: &[Uuid], reasons: &[String]) -> Sql<u64> {
     if ids.is_empty() {
@@ -544,14 +554,7 @@ async fn store_turns(
             }
         }
     }
-    let counts = || flows.values().map(|flow| flow.counts);
-    sqlx::query(tx.sql(STORE_COUNTS))
-        .bind(flows.keys().copied().collect::<Vec<_>>())
-        .bind(counts().map(|counts| counts.open).collect::<Vec<_>>())
-        .bind(counts().map(|counts| counts.failed).collect::<Vec<_>>())
-        .bind(counts().map(|counts| counts.has_ended).collect::<Vec<_>>())
-        .execute(&mut *tx.connection)
-        .await?;
+    store_counts(tx, flows).await?;
     if !emitted.is_empty() {
         sqlx::query(tx.sql(EMIT_END)).bind(emitted).execute(&mut *tx.connection).await?;
         advanced.emitted = true;
@@ -562,6 +565,18 @@ async fn store_turns(
     // At most 32 flows with a hundred callbacks each, which is not much more than one step closes. A
     // callback that is left out would wait forever, so all are followed here.
     while !parents.is_empty() && !follow_parents(tx, &parents, flows, followed).await? {}
+    Ok(())
+}
+
+async fn store_counts(tx: &mut Tx<'_>, flows: &BTreeMap<Uuid, LockedFlow>) -> Sql<()> {
+    let counts = || flows.values().map(|flow| flow.counts);
+    sqlx::query(tx.sql(STORE_COUNTS))
+        .bind(flows.keys().copied().collect::<Vec<_>>())
+        .bind(counts().map(|counts| counts.open).collect::<Vec<_>>())
+        .bind(counts().map(|counts| counts.failed).collect::<Vec<_>>())
+        .bind(counts().map(|counts| counts.has_ended).collect::<Vec<_>>())
+        .execute(&mut *tx.connection)
+        .await?;
     Ok(())
 }
 

@@ -8,9 +8,9 @@ macro_rules! unfollowed {
     () => {
         "(select flow,
                  count(*) filter (where succeeded is not null) as ended,
-                 count(*) filter (where job is not null and succeeded is null) as reopened,
+                 count(*) filter (where job is not null and succeeded is null and not counted) as reopened,
                  count(*) filter (where succeeded is not null and failure) as failed,
-                 count(*) filter (where succeeded is null and failure) as retried
+                 count(*) filter (where succeeded is null and failure and not counted) as retried
             from longshore.flow_changes
            group by flow)"
     };
@@ -100,6 +100,14 @@ const CHECKS: &[&str] = &[
                 from longshore.flow_changes c
                 join longshore.links l on l.parent = c.job
                where l.child = w.id)
+      limit 100",
+    "select format('job %s was skipped, but all tasks that it needs ended as it requires', f.id)
+       from longshore.finished f
+      where f.skipped
+        and f.last_error <> 'the flow was cancelled'
+        and (select bool_and(l.met) from longshore.links l where l.child = f.id)
+        and not exists (select 1 from longshore.flow_changes c where c.flow = f.flow)
+        and not exists (select 1 from longshore.flows o where o.id = f.flow and o.cancelled)
       limit 100",
     "select format('job %s is held, but it is due at %s', w.id, w.run_at)
        from longshore.ready w

@@ -167,6 +167,7 @@ const WAKE: &str = concat!(
                  from longshore.ready w
                 where w.id = a.job
                   and w.lease_no = a.lease_no
+                  and w.held is not true   -- it waits for other tasks
                 limit 1
                   for update skip locked) as r),
     locked as materialized (
@@ -177,7 +178,8 @@ const WAKE: &str = concat!(
                select 1
                  from longshore.ready w
                 where w.id = a.job
-                  and w.lease_no = a.lease_no)),
+                  and w.lease_no = a.lease_no
+                  and w.held is not true)),
     deleted as (
       delete from longshore.ready
        where ctid = any(array(select row_id from unlocked))

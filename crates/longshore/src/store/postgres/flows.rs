@@ -21,8 +21,9 @@ use crate::store::{
 };
 
 const INSERT_FLOW: &str = "
-    insert into longshore.flows (id, name, key, created_at, deadline, members, open, sealed)
-    select $1, $2, $3, longshore.clock(), longshore.clock() + $4 * interval '1 microsecond', $5, $5, $6
+    insert into longshore.flows (id, name, key, created_at, deadline, members, open, sealed, links)
+    select $1, $2, $3, longshore.clock(), longshore.clock() + $4 * interval '1 microsecond', $5, $5, $6, $7
+     where not exists (select 1 from longshore.jobs where id = $1)
         on conflict do nothing
     returning id";
 
@@ -34,6 +35,11 @@ const FLOW_BY_ID_OR_KEY: &str = "
         or key = $2
      order by id = $1 desc
      limit 1";
+
+const IS_JOB: &str = "
+    select id
+      from longshore.jobs
+     where id = $1";
 
 pub(super) async fn put_flow(tx: &mut Tx<'_>, flow: &NewFlow) -> Sql<PutFlow> {
     let mut transaction = tx.begin().await?;
@@ -59,6 +65,7 @@ async fn store_flow(tx: &mut Tx<'_>, flow: &NewFlow) -> Sql<PutFlow> {
         .bind(deadline_us)
         .bind(flow.members.len() as i64)
         .bind(flow.is_sealed)
+        .bind(flow.links.len() as i64)
         .fetch_optional(&mut *tx.connection)
         .await?;
     if inserted.is_none() {
@@ -70,9 +77,16 @@ async fn store_flow(tx: &mut Tx<'_>, flow: &NewFlow) -> Sql<PutFlow> {
         return match found {
             Some(id) if id == flow.id.0 => Ok(PutFlow::Created),
             Some(id) => Ok(PutFlow::Existing(FlowId(id))),
-            // The flow that had the key has just been removed.
+            None if flow.key.is_none() => Ok(PutFlow::IdOfJob),
+            // A job has the id, or the flow that had the key has just been removed.
             None => {
-                Err(crate::Error::unavailable("idempotency_key: taken at the same moment; try again").into())
+                match sqlx::query(tx.sql(IS_JOB)).bind(flow.id.0).fetch_optional(&mut *tx.connection).await? {
+                    Some(_) => Ok(PutFlow::IdOfJob),
+                    None => {
+                        Err(crate::Error::unavailable("idempotency_key: taken at the same moment; try again")
+                            .into())
+                    }
+                }
             }
         };
     }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::advance::{delete_links, note_ends};
 use super::enqueue::split;
 use super::steps::{delete_progress, was_suspended};
-use super::turns::add_turns;
+use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Query, Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
@@ -145,7 +145,9 @@ const CANCEL: &str = concat!(
     tallied as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       select date_trunc('minute', longshore.clock()), 1, 1, 'cancelled', 0, queue, kind
-        from deleted)
+        from deleted),",
+    add_turns_of_removed!("deleted"),
+    "
     select count(*) from deleted"
 );
 

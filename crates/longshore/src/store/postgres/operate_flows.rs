@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::advance::{FORGET_END, end_waiting};
-use super::reopen::{candidates, reopen_members};
+use super::reopen::{bring_back, candidates, reopen_members};
 use super::tx::{Sql, Tx};
 use crate::flow::{self, FLOW_CANCELLED};
 use crate::job::{FlowId, JobId, Outcome, WorkerId};
@@ -179,7 +179,7 @@ pub(super) async fn retry_members(
     let page = member_page(tx, flow, after, limit).await?;
     let next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
     let reopened = flow::reopen(&candidates(tx, &page, before).await?);
-    let (members, failures, mut queues) = reopen_members(tx, &reopened, false).await?;
+    let (members, failures, queues) = reopen_members(tx, &reopened).await?;
     if members > 0 {
         let reopen = sqlx::query(tx.sql(REOPEN_FLOW)).bind(flow.0).bind(members).bind(failures);
         reopen.execute(&mut *tx.connection).await?;
@@ -192,15 +192,14 @@ pub(super) async fn retry_members(
         sqlx::query(tx.sql(OPEN_LINKS)).bind(flow.0).execute(&mut *tx.connection).await?;
         let callbacks: Vec<Uuid> =
             sqlx::query_scalar(tx.sql(CALLBACKS)).bind(flow.0).fetch_all(&mut *tx.connection).await?;
-        let held = flow::reopen(&candidates(tx, &callbacks, before).await?);
-        queues.extend(reopen_members(tx, &held, false).await?.2);
+        bring_back(tx, &callbacks, |_| false).await?;
     }
     transaction.commit().await?;
     Ok(RetriedMembers { reopened: members as u64, queues, next, advance_first: false })
 }
 
-/// Removes flows that ended some time ago and have no members left. A job that has not ended may still join
-/// its children, even if there are none.
+/// Removes flows that ended some time ago and have no members left. The job of children may join
+/// them, even if there are none, as long as it is kept.
 const REMOVE_FLOWS: &str = "
     with deleted as (
       delete from longshore.flows
@@ -209,9 +208,7 @@ const REMOVE_FLOWS: &str = "
                  from longshore.flows f
                 where f.ended_at < longshore.clock() - interval '1 millisecond' * $1::int8
                   and not exists (select 1 from longshore.jobs j where j.flow = f.id)
-                  and not (f.owned
-                           and (exists (select 1 from longshore.ready r where r.id = f.id)
-                                or exists (select 1 from longshore.running r where r.id = f.id)))
+                  and not (f.owned and exists (select 1 from longshore.jobs j where j.id = f.id))
                 order by f.ended_at
                 limit $2
                   for update skip locked))

@@ -11,7 +11,7 @@ use super::turns::add_turns;
 use super::tx::{Sql, Tx};
 use crate::flow::{self, Candidate, ParentLink, Reopened};
 
-/// The finished ones of a page of members that did not succeed, or of callbacks that were skipped. A
+/// The finished ones of a page of members that did not succeed. A
 /// member whose end was stored a moment ago is left out: its end is followed first. The rows are locked,
 /// so that nobody removes a member on which others are about to wait.
 const CANDIDATES: &str = "
@@ -23,7 +23,7 @@ const CANDIDATES: &str = "
               where f.id = i.id
                 and f.outcome <> 'succeeded'
                 and f.finished_at <= $2
-                and (f.flow is not null or f.skipped)
+                and f.flow is not null
                 and not exists (
                       select 1
                         from longshore.flow_changes c
@@ -49,8 +49,8 @@ const SKIPPED: &str = "
               limit 1
                 for update) as f";
 
-/// With `$3`, `advance` follows and counts each reopened member later. Without, the caller counts, and the links
-/// from these members are open at once.
+/// The caller counts the members. `advance` opens the links from them later, and lets what was skipped because
+/// of them wait again.
 const REOPEN_MEMBERS: &str = concat!(
     "
     with deleted as (
@@ -77,18 +77,11 @@ const REOPEN_MEMBERS: &str = concat!(
     add_turns!("requeued"),
     ",
     noted as (
-      insert into longshore.flow_changes (flow, job, failure)
-      select flow, id, outcome <> 'succeeded' and skipped is not true
+      insert into longshore.flow_changes (flow, job, failure, counted)
+      select flow, id, outcome <> 'succeeded' and skipped is not true, true
         from deleted
-       where $3::bool
-         and flow is not null
-       order by id),
-    opened as (
-      update longshore.links
-         set met = null
-       where parent = any((select $1::uuid[])::uuid[])
-         and met is not null
-         and not $3::bool)
+       where flow is not null
+       order by id)
     select (select count(*) from deleted where flow is not null),
            (select count(*) from deleted where flow is not null and skipped is not true),
            array(select distinct queue from requeued where run_at <= longshore.clock())"
@@ -113,31 +106,27 @@ async fn links_of(tx: &mut Tx<'_>, children: &[Uuid]) -> Sql<BTreeMap<Uuid, Vec<
 
 /// Returns how many members of the flow were reopened, how many of them counted as failures, and the
 /// queues of those that are due.
-pub(super) async fn reopen_members(
-    tx: &mut Tx<'_>,
-    reopened: &[Reopened],
-    is_noted: bool,
-) -> Sql<(i64, i64, Vec<String>)> {
+pub(super) async fn reopen_members(tx: &mut Tx<'_>, reopened: &[Reopened]) -> Sql<(i64, i64, Vec<String>)> {
     if reopened.is_empty() {
         return Ok((0, 0, Vec::new()));
     }
     let row = sqlx::query(tx.sql(REOPEN_MEMBERS))
         .bind(reopened.iter().map(|reopened| reopened.job).collect::<Vec<_>>())
         .bind(reopened.iter().map(|reopened| reopened.is_held).collect::<Vec<_>>())
-        .bind(is_noted)
         .fetch_one(&mut *tx.connection)
         .await?;
     Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
 }
 
-/// Lets tasks and callbacks wait again that were skipped because of a parent that is now reopened.
+/// Lets tasks and callbacks wait again that were skipped because of a parent that is now reopened. Returns the
+/// flow of each task, for the caller to count.
 pub(super) async fn bring_back(
     tx: &mut Tx<'_>,
     children: &[Uuid],
     is_cancelled: impl Fn(Option<Uuid>) -> bool,
-) -> Sql<()> {
+) -> Sql<Vec<Uuid>> {
     if children.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let skipped: Vec<(Uuid, Option<Uuid>)> =
         sqlx::query_as(tx.sql(SKIPPED)).bind(children).fetch_all(&mut *tx.connection).await?;
@@ -145,9 +134,10 @@ pub(super) async fn bring_back(
     let links = links_of(tx, &ids).await?;
     let comes_back = |(job, flow): &(Uuid, Option<Uuid>)| {
         let links = links.get(job).map_or(&[][..], Vec::as_slice);
-        flow::comes_back(links, is_cancelled(*flow)).then_some(Reopened { job: *job, is_held: true })
+        flow::comes_back(links, is_cancelled(*flow))
     };
-    let reopened: Vec<Reopened> = skipped.iter().filter_map(comes_back).collect();
-    reopen_members(tx, &reopened, true).await?;
-    Ok(())
+    let back: Vec<(Uuid, Option<Uuid>)> = skipped.into_iter().filter(comes_back).collect();
+    let reopened: Vec<Reopened> = back.iter().map(|(job, _)| Reopened { job: *job, is_held: true }).collect();
+    reopen_members(tx, &reopened).await?;
+    Ok(back.into_iter().filter_map(|(_, flow)| flow).collect())
 }

@@ -79,9 +79,7 @@ macro_rules! kept_by_flow {
         from longshore.flows w
        cross join lateral (
                select w.ended_at is null
-                      or w.owned
-                         and (exists (select 1 from longshore.ready r where r.id = w.id)
-                              or exists (select 1 from longshore.running r where r.id = w.id)) as is_open,
+                      or w.owned and exists (select 1 from longshore.jobs j where j.id = w.id) as is_open,
                       exists (select 1 from longshore.links l where l.child = f.id)
                       or exists (select 1 from longshore.links l where l.parent = f.id) as is_linked,
                       case

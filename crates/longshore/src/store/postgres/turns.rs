@@ -20,6 +20,26 @@ macro_rules! add_turns {
 }
 pub(super) use add_turns;
 
+/// Adds a turn for each group of which a job that was not due (`$rows`) leaves `ready`. Its turn may be at the end
+/// of time, where nobody would find that the group has no jobs left.
+macro_rules! add_turns_of_removed {
+    ($rows:literal) => {
+        concat!(
+            "
+    turns_of_removed as (
+      insert into longshore.turns (at, priority, queue, grp)
+      select longshore.clock(), n.priority, n.queue, n.grp
+        from ",
+            $rows,
+            " n
+       where n.grp is not null
+         and n.run_at > longshore.clock()
+       group by 2, 3, 4)"
+        )
+    };
+}
+pub(super) use add_turns_of_removed;
+
 /// Adds a turn for each group with a limit whose leases ended (`taken`), because another of its
 /// jobs may start now.
 macro_rules! add_turns_of_freed {

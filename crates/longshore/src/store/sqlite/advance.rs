@@ -14,6 +14,7 @@ use super::operate::leave_ready_of;
 use super::operate_flows::WALK_CUT_OFF;
 use super::reopen::bring_back;
 use super::settle::{Ended, enter_finished, free_key, tally};
+use super::turns::add_turn_of_removed;
 use super::tx::{Columns, Sql, Tx};
 use crate::flow::{self, CALLBACK_SKIPPED, Change, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held};
 use crate::job::{FlowId, JobId, Outcome};
@@ -30,11 +31,17 @@ pub(super) fn note_end(tx: &Tx<'_>, flow: [u8; 16], ended: &Ended<'_>) -> Sql<()
 }
 
 /// Notes that a member of a flow is open again.
-pub(super) fn note_reopened(tx: &Tx<'_>, flow: [u8; 16], id: JobId, was_failure: bool) -> Sql<()> {
+pub(super) fn note_reopened(
+    tx: &Tx<'_>,
+    flow: [u8; 16],
+    id: JobId,
+    was_failure: bool,
+    is_counted: bool,
+) -> Sql<()> {
     const NOTE: &str = "
-        insert into flow_changes (flow, job, failure)
-        values (?1, ?2, ?3)";
-    tx.execute(NOTE, params![flow, id.0.as_bytes(), was_failure])?;
+        insert into flow_changes (flow, job, failure, counted)
+        values (?1, ?2, ?3, ?4)";
+    tx.execute(NOTE, params![flow, id.0.as_bytes(), was_failure, is_counted])?;
     Ok(())
 }
 
@@ -123,8 +130,9 @@ fn follow_changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> 
     let mut followed = Followed::default();
     let parents: Vec<(Uuid, Option<End>)> =
         changes.iter().map(|(_, change)| (change.job, change.end)).collect();
-    if !follow_parents(tx, &parents, &flows, &mut followed)? {
+    if !follow_parents(tx, &parents, &mut flows, &mut followed)? {
         // The rest of the children comes next; the changes are still there.
+        store_counts(tx, &flows)?;
         return Ok(Advanced { queues: followed.queues(), more: true, ..Advanced::default() });
     }
     for (flow, change) in &changes {
@@ -149,7 +157,8 @@ fn changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Changes> {
                flow,
                job,
                succeeded,
-               failure
+               failure,
+               counted
           from flow_changes
          where ?2 is null
             or flow = ?2
@@ -168,8 +177,8 @@ fn changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Changes> {
     let found = tx.rows(CHANGES, params![limit, only], |row| {
         let job = row.get::<_, Option<[u8; 16]>>(2)?.map(Uuid::from_bytes);
         let end = row.get::<_, Option<bool>>(3)?.map(End::of);
-        let is_failure = row.get(4)?;
-        let change = job.map(|job| Change { job, end, is_failure });
+        let (is_failure, is_counted) = (row.get(4)?, row.get(5)?);
+        let change = job.map(|job| Change { job, end, is_failure, is_counted });
         Ok((row.get::<_, i64>(0)?, row.uuid(1)?, change))
     })?;
     let jobs: Vec<Change> = found.iter().filter_map(|(.., change)| *change).collect();
@@ -213,7 +222,7 @@ impl Followed {
 fn follow_parents(
     tx: &Tx<'_>,
     parents: &[(Uuid, Option<End>)],
-    flows: &BTreeMap<Uuid, ChangedFlow>,
+    flows: &mut BTreeMap<Uuid, ChangedFlow>,
     followed: &mut Followed,
 ) -> Sql<bool> {
     const OPEN_LINKS: &str = "
@@ -257,7 +266,11 @@ fn follow_parents(
         }
     }
     follow_children(tx, &children, flows, followed)?;
-    bring_back(tx, &of_reopened, |flow| is_cancelled(flows, flow))?;
+    for flow in bring_back(tx, &of_reopened, |flow| is_cancelled(flows, flow))? {
+        if let Some(flow) = flows.get_mut(&flow.0) {
+            flow.counts.open += 1;
+        }
+    }
     Ok(is_complete)
 }
 
@@ -358,6 +371,7 @@ pub(super) fn end_waiting(tx: &Tx<'_>, id: JobId, reason: &str) -> Sql<bool> {
         },
     )?;
     tally(tx, &row.queue, &row.kind, Outcome::Cancelled, 0, 1, 1)?;
+    add_turn_of_removed(tx, &row)?;
     if row.keyed {
         free_key(tx, id)?;
     }
@@ -375,16 +389,6 @@ fn store_turns(
     followed: &mut Followed,
     advanced: &mut Advanced,
 ) -> Sql<()> {
-    const STORE: &str = "
-        update flows
-           set open = ?2,
-               failed = ?3,
-               ended_at = case when not ?4 then null else coalesce(ended_at, ?5) end,
-               cancelling_at = case when not ?4 then cancelling_at end,   -- nothing is left to cancel
-               deadline = case   -- a flow that is open again must not end because of a deadline that has passed
-                            when ended_at is null or ?4 or deadline > ?5 then deadline
-                          end
-         where id = ?1";
     // The end of a flow of children is an event, which their parent may wait for.
     const EMIT_END: &str = "
         insert into events (name, emitted_at, payload)
@@ -417,11 +421,29 @@ fn store_turns(
                 }
             }
         }
+    }
+    store_counts(tx, flows)?;
+    // A callback that is left out would wait forever, so all are followed here.
+    while !parents.is_empty() && !follow_parents(tx, &parents, flows, followed)? {}
+    Ok(())
+}
+
+fn store_counts(tx: &Tx<'_>, flows: &BTreeMap<Uuid, ChangedFlow>) -> Sql<()> {
+    const STORE: &str = "
+        update flows
+           set open = ?2,
+               failed = ?3,
+               ended_at = case when not ?4 then null else coalesce(ended_at, ?5) end,
+               cancelling_at = case when not ?4 then cancelling_at end,   -- nothing is left to cancel
+               deadline = case   -- a flow that is open again must not end because of a deadline that has passed
+                            when ended_at is null or ?4 or deadline > ?5 then deadline
+                          end
+         where id = ?1";
+    let now = tx.now()?;
+    for (id, flow) in flows {
         let Counts { open, failed, has_ended, .. } = flow.counts;
         tx.execute(STORE, params![id.as_bytes(), open, failed, has_ended, now])?;
     }
-    // A callback that is left out would wait forever, so all are followed here.
-    while !parents.is_empty() && !follow_parents(tx, &parents, flows, followed)? {}
     Ok(())
 }
 

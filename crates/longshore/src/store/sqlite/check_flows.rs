@@ -11,9 +11,9 @@ macro_rules! unfollowed {
     () => {
         "(select flow,
                  count(*) filter (where succeeded is not null) as ended,
-                 count(*) filter (where job is not null and succeeded is null) as reopened,
+                 count(*) filter (where job is not null and succeeded is null and counted = 0) as reopened,
                  count(*) filter (where succeeded is not null and failure = 1) as failed,
-                 count(*) filter (where succeeded is null and failure = 1) as retried
+                 count(*) filter (where succeeded is null and failure = 1 and counted = 0) as retried
             from flow_changes
            group by flow)"
     };
@@ -150,6 +150,19 @@ const CHECKS: &[(&str, Sentence)] = &[
                  where l.child = w.id)
           limit 100",
         |row| Ok(format!("job {} is held, but it waits for nothing", row.job(0)?)),
+    ),
+    (
+        "select f.id
+           from finished f
+          where f.skipped = 1
+            and f.last_error <> 'the flow was cancelled'
+            and (select min(l.met is true) from links l where l.child = f.id) = 1
+            and not exists (select 1 from flow_changes c where c.flow = f.flow)
+            and not exists (select 1 from flows o where o.id = f.flow and o.cancelled = 1)
+          limit 100",
+        |row| {
+            Ok(format!("job {} was skipped, but all tasks that it needs ended as it requires", row.job(0)?))
+        },
     ),
     (
         "select w.id,

@@ -14,8 +14,9 @@ use crate::store::{
 
 pub(super) fn put_flow(tx: &Tx<'_>, flow: &NewFlow) -> Sql<PutFlow> {
     const INSERT: &str = "
-        insert into flows (id, name, key, created_at, deadline, members, open, sealed)
-        values (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7)
+        insert into flows (id, name, key, created_at, deadline, members, open, sealed, links)
+        select ?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8
+         where not exists (select 1 from jobs where id = ?1)
             on conflict do nothing";
     const BY_ID_OR_KEY: &str = "
         select id
@@ -28,13 +29,15 @@ pub(super) fn put_flow(tx: &Tx<'_>, flow: &NewFlow) -> Sql<PutFlow> {
     let deadline = flow.deadline.map(|deadline| now.saturating_add(micros(deadline)));
     let members = flow.members.len() as i64;
     let id = flow.id.0.as_bytes();
+    let links = flow.links.len() as i64;
     let inserted =
-        tx.execute(INSERT, params![id, flow.name, flow.key, now, deadline, members, flow.is_sealed])?;
+        tx.execute(INSERT, params![id, flow.name, flow.key, now, deadline, members, flow.is_sealed, links])?;
     if inserted == 0 {
         let found = tx.row(BY_ID_OR_KEY, params![id, flow.key], |row| row.uuid(0))?;
         return Ok(match found {
             Some(id) if id != flow.id.0 => PutFlow::Existing(FlowId(id)),
-            _ => PutFlow::Created,
+            Some(_) => PutFlow::Created,
+            None => PutFlow::IdOfJob,
         });
     }
     store_members(tx, flow.id, &flow.members)?;

@@ -10,6 +10,7 @@ use super::enqueue::Ready;
 use super::retain::delete_request;
 use super::settle::{Ended, enter_finished, free_key, newest_error, tally};
 use super::steps::delete_progress;
+use super::turns::add_turn_of_removed;
 use super::tx::{Columns, Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
@@ -118,6 +119,7 @@ fn cancel(tx: &Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sql<Operated
         },
     )?;
     tally(tx, &row.queue, &row.kind, Outcome::Cancelled, 0, 1, 1)?;
+    add_turn_of_removed(tx, &row)?;
     if row.keyed {
         free_key(tx, id)?;
     }
@@ -133,7 +135,7 @@ fn run_now(tx: &Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Operated> {
 /// Makes a suspended job due, if it still waits as this lease left it. Returns its queue.
 pub(super) fn wake(tx: &Tx<'_>, id: JobId, lease_no: i32) -> Sql<Option<String>> {
     match locate(tx, id)? {
-        Some(State::Waiting(seen)) if seen.lease_no == lease_no => {
+        Some(State::Waiting(seen)) if seen.lease_no == lease_no && !seen.is_held => {
             let Some(row) = leave_ready(tx, id, &seen)? else { return Ok(None) };
             Ready { run_at: row.run_at.min(tx.now()?), ..row.as_ready(id) }.store(tx)?;
             Ok(Some(row.queue))
@@ -165,7 +167,7 @@ pub(super) struct WasReady {
     pub(super) run_at: i64,
     timeout_ms: Option<i64>,
     pub(super) lease_no: i32,
-    priority: i16,
+    pub(super) priority: i16,
     pub(super) attempt: u16,
     pub(super) max_attempts: u16,
     pub(super) interruptions: u16,
@@ -173,7 +175,7 @@ pub(super) struct WasReady {
     pub(super) kind: String,
     pub(super) queue: String,
     flags: Option<String>,
-    group: Option<String>,
+    pub(super) group: Option<String>,
     pub(super) flow: Option<[u8; 16]>,
     is_held: bool,
 }
@@ -317,7 +319,7 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
     let Some(is_skipped) = leave_finished(tx, id, seen)? else { return Ok(Operated::Moved) };
     if let Some(flow) = ready.flow {
         // It counts as open again, and no longer as a failure.
-        note_reopened(tx, flow, id, seen.outcome != Outcome::Succeeded && !is_skipped)?;
+        note_reopened(tx, flow, id, seen.outcome != Outcome::Succeeded && !is_skipped, false)?;
     }
     if let Some(key) = &key {
         tx.execute(OWN, params![key, id.0.as_bytes()])?;

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use rusqlite::params;
 
 use super::advance::{FORGET_END, end_waiting};
-use super::reopen::{candidates, reopen_members};
+use super::reopen::{bring_back, candidates, reopen_members};
 use super::tx::{Columns, Sql, Tx, micros};
 use crate::flow::{self, FLOW_CANCELLED};
 use crate::job::{FlowId, JobId, Outcome};
@@ -147,7 +147,7 @@ pub(super) fn retry_members(
     let page = member_page(tx, flow, after, limit)?;
     let next = page.last().filter(|_| page.len() == limit as usize).copied();
     let reopened = flow::reopen(&candidates(tx, &page, before)?);
-    let (members, failures, mut queues) = reopen_members(tx, &reopened, false)?;
+    let (members, failures, queues) = reopen_members(tx, &reopened)?;
     if members > 0 {
         tx.execute(REOPEN, params![id, members, failures, tx.now()?])?;
     }
@@ -157,15 +157,14 @@ pub(super) fn retry_members(
         // The flow has not ended any more, so callbacks that were skipped wait again.
         tx.execute(OPEN_LINKS, [id])?;
         let callbacks = tx.rows(CALLBACKS, [id], |row| row.job(0))?;
-        let held = flow::reopen(&candidates(tx, &callbacks, before)?);
-        queues.extend(reopen_members(tx, &held, false)?.2);
+        bring_back(tx, &callbacks.into_iter().collect(), |_| false)?;
     }
     let queues = queues.into_iter().collect();
     Ok(RetriedMembers { reopened: members as u64, queues, next, advance_first: false })
 }
 
-/// Removes flows that ended some time ago and have no members left. A job that has not ended may still join
-/// its children, even if there are none.
+/// Removes flows that ended some time ago and have no members left. The job of children may join
+/// them, even if there are none, as long as it is kept.
 pub(super) fn remove_flows(tx: &Tx<'_>, policy: &Retention, limit: u32) -> Sql<u64> {
     const REMOVE: &str = "
         delete from flows
@@ -174,9 +173,7 @@ pub(super) fn remove_flows(tx: &Tx<'_>, policy: &Retention, limit: u32) -> Sql<u
                  from flows f
                 where f.ended_at < ?1
                   and not exists (select 1 from jobs j where j.flow = f.id)
-                  and not (f.owned
-                           and (exists (select 1 from ready r where r.id = f.id)
-                                or exists (select 1 from running r where r.id = f.id)))
+                  and not (f.owned and exists (select 1 from jobs j where j.id = f.id))
                 order by f.ended_at
                 limit ?2)
         returning id, owned";

@@ -14,7 +14,7 @@ use crate::flow::{self, Candidate, ParentLink, Reopened};
 use crate::job::{FlowId, JobId, Outcome};
 use crate::lifecycle::FAR_FUTURE;
 
-/// The finished ones of these members that did not succeed, or of callbacks that were skipped.
+/// The finished ones of these members that did not succeed.
 pub(super) fn candidates(tx: &Tx<'_>, ids: &[JobId], before: DateTime<Utc>) -> Sql<Vec<Candidate>> {
     const FINISHED: &str = "
         select 1
@@ -22,7 +22,7 @@ pub(super) fn candidates(tx: &Tx<'_>, ids: &[JobId], before: DateTime<Utc>) -> S
          where id = ?1
            and outcome <> 'succeeded'
            and finished_at <= ?2
-           and (flow is not null or skipped = 1)";
+           and flow is not null";
     let mut candidates = Vec::new();
     for id in ids {
         let finished = tx.row(FINISHED, params![id.0.as_bytes(), before.timestamp_micros()], |_| Ok(()))?;
@@ -43,13 +43,9 @@ fn links_of(tx: &Tx<'_>, child: JobId) -> Sql<Vec<ParentLink>> {
 }
 
 /// Returns how many members of the flow were reopened, how many of them counted as failures, and the
-/// queues of those that are due. If they are noted, `advance` follows and counts them later. If not, the caller
-/// counts, and the links from these members are open at once.
-pub(super) fn reopen_members(
-    tx: &Tx<'_>,
-    reopened: &[Reopened],
-    is_noted: bool,
-) -> Sql<(i64, i64, BTreeSet<String>)> {
+/// queues of those that are due. The caller counts them. `advance` opens the links from them later, and lets what was
+/// skipped because of them wait again.
+pub(super) fn reopen_members(tx: &Tx<'_>, reopened: &[Reopened]) -> Sql<(i64, i64, BTreeSet<String>)> {
     const LEAVE: &str = "
         delete from finished
          where id = ?1
@@ -64,11 +60,6 @@ pub(super) fn reopen_members(
                grp
           from jobs
          where id = ?1";
-    const OPEN_LINKS: &str = "
-        update links
-           set met = null
-         where parent = ?1
-           and met is not null";
     let now = tx.now()?;
     let (mut members, mut failures, mut queues) = (0, 0, BTreeSet::new());
     for Reopened { job, is_held } in reopened {
@@ -101,14 +92,9 @@ pub(super) fn reopen_members(
         };
         ready.store(tx)?;
         tally(tx, &queue, &kind, outcome, 0, 0, -1)?;
-        match flow {
-            Some(flow) if is_noted => {
-                let was_failure = outcome != Outcome::Succeeded && !is_skipped;
-                note_reopened(tx, flow, JobId(*job), was_failure)?;
-            }
-            _ => {
-                tx.execute(OPEN_LINKS, [job.as_bytes()])?;
-            }
+        if let Some(flow) = flow {
+            let was_failure = outcome != Outcome::Succeeded && !is_skipped;
+            note_reopened(tx, flow, JobId(*job), was_failure, true)?;
         }
         members += i64::from(flow.is_some());
         failures += i64::from(flow.is_some() && !is_skipped);
@@ -119,24 +105,26 @@ pub(super) fn reopen_members(
     Ok((members, failures, queues))
 }
 
-/// Lets tasks and callbacks wait again that were skipped because of a parent that is now reopened.
+/// Lets tasks and callbacks wait again that were skipped because of a parent that is now reopened. Returns the
+/// flow of each task, for the caller to count.
 pub(super) fn bring_back(
     tx: &Tx<'_>,
     children: &BTreeSet<JobId>,
     is_cancelled: impl Fn(Option<FlowId>) -> bool,
-) -> Sql<()> {
+) -> Sql<Vec<FlowId>> {
     const SKIPPED: &str = "
         select flow
           from finished
          where id = ?1
            and skipped = 1";
-    let mut reopened = Vec::new();
+    let (mut reopened, mut flows) = (Vec::new(), Vec::new());
     for child in children {
         let Some(flow) = tx.row(SKIPPED, [child.0.as_bytes()], |row| row.flow(0))? else { continue };
         if flow::comes_back(&links_of(tx, *child)?, is_cancelled(flow)) {
             reopened.push(Reopened { job: child.0, is_held: true });
+            flows.extend(flow);
         }
     }
-    reopen_members(tx, &reopened, true)?;
-    Ok(())
+    reopen_members(tx, &reopened)?;
+    Ok(flows)
 }

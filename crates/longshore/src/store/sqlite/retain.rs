@@ -231,8 +231,7 @@ fn kept_by_flow(tx: &Tx<'_>, id: JobId, outcome: Outcome, policy: &Retention) ->
                w.failed,
                w.cancelled,
                w.owned = 1
-                 and (exists (select 1 from ready r where r.id = w.id)
-                      or exists (select 1 from running r where r.id = w.id)),
+                 and exists (select 1 from jobs j where j.id = w.id),
                exists (select 1 from links l where l.child = ?1)
                  or exists (select 1 from links l where l.parent = ?1)
           from flows w

@@ -2,6 +2,7 @@
 
 use rusqlite::params;
 
+use super::operate::WasReady;
 use super::tx::{Sql, Tx};
 
 /// Adds a turn for a job that was inserted into `ready`, unless the group has one that is not later:
@@ -20,6 +21,16 @@ pub(super) fn add_turn(tx: &Tx<'_>, queue: &str, group: &str, priority: i16, run
                   and at <= ?1)";
     tx.execute(ADD, params![run_at.max(tx.now()?), priority, queue, group])?;
     Ok(())
+}
+
+/// Adds a turn for the group of a job that was not due and leaves `ready`. Its turn may be at the end of time, where
+/// nobody would find that the group has no jobs left.
+pub(super) fn add_turn_of_removed(tx: &Tx<'_>, row: &WasReady) -> Sql<()> {
+    let now = tx.now()?;
+    match &row.group {
+        Some(group) if row.run_at > now => add_turn(tx, &row.queue, group, row.priority, now),
+        _ => Ok(()),
+    }
 }
 
 /// Adds a turn for a group with a limit whose lease ended, because another of its jobs may

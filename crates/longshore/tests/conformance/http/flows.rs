@@ -184,7 +184,7 @@ async fn bad_flows_are_refused_by_task_and_store_nothing(fixture: Fixture) {
         (with("b", "after", json!([1])), "task `b`: after[0]: neither a name nor an object"),
         (
             with("b", "after", json!(["a", { "task": "a", "condition": "done" }])),
-            "task `b`: after[1]: unknown variant `done`",
+            "task `b`: after[1].condition: unknown variant `done`",
         ),
         (with("b", "after", json!([{ "name": "a" }])), "task `b`: after[0]: unknown field `name`"),
         (with("b", "after", json!(["a", { "task": "a", "condition": "ended" }])), "in two ways"),
