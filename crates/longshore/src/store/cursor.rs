@@ -46,9 +46,9 @@
 //! A position in a group is **unchecked** after a head scan, and is not used. The next claim that serves the
 //! group looks for jobs behind the position. If there are none, it uses the position again; otherwise the
 //! position moves back to the first of them. On Postgres the look reads all entries behind the position. Its
-//! time counts as part of the head scan, so that the next head scan comes later and both together take at
-//! most about a tenth of the time. A group without a position is new: its claim reads from the head, as it
-//! has to, and that is no part of a head scan.
+//! time counts twice as part of the head scan, so that the next head scan comes later: head scans take at
+//! most about a tenth of the time, and looks a twentieth. A group without a position is new: its claim reads
+//! from the head, as it has to, and that is no part of a head scan.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -63,6 +63,8 @@ use super::ClaimRequest;
 const HEAD_SCAN_INTERVAL: Duration = Duration::from_millis(250);
 /// The minimum pause after a head scan, as a multiple of its duration.
 const HEAD_SCAN_PAUSE: u32 = 10;
+/// How often the time of a look behind the position in a group counts.
+const LOOK_WEIGHT: u32 = 2;
 /// How long a worker waits for a head scan after a claim that found jobs.
 #[cfg(any(feature = "api", feature = "worker"))]
 const HEAD_SCAN_AFTER_WORK: Duration = Duration::from_millis(5);
@@ -510,7 +512,7 @@ impl ClaimCursor {
     )]
     pub(crate) fn charge_look(&mut self, took: Duration) {
         if let Some(last) = &mut self.last_head_scan {
-            last.took += took;
+            last.took += took * LOOK_WEIGHT;
         }
     }
 
@@ -810,12 +812,13 @@ mod tests {
         let t0 = Instant::now();
         let mut cursor = served(50, t0);
         cursor.set_full(true);
-        cursor.charge_look(29 * TOOK);
-        cursor.charge_look(20 * TOOK);
-        assert_eq!(cursor.start(&request(), t0 + 500 * TOOK), Start::Resume);
-        assert_eq!(cursor.start(&request(), t0 + 501 * TOOK), Start::Head);
-        cursor.head_scanned(t0 + 501 * TOOK, t0 + 502 * TOOK);
-        assert_eq!(cursor.start(&request(), t0 + 752 * TOOK), Start::Head, "the next one starts at zero");
+        cursor.charge_look(14 * TOOK);
+        cursor.charge_look(10 * TOOK);
+        // 1 for the head scan and twice 24 for the looks, times ten, after its end.
+        assert_eq!(cursor.start(&request(), t0 + 490 * TOOK), Start::Resume);
+        assert_eq!(cursor.start(&request(), t0 + 491 * TOOK), Start::Head);
+        cursor.head_scanned(t0 + 491 * TOOK, t0 + 492 * TOOK);
+        assert_eq!(cursor.start(&request(), t0 + 742 * TOOK), Start::Head, "the next one starts at zero");
     }
 
     #[test]
