@@ -294,6 +294,24 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["flow_operations::postgres::a_task_that_comes_back_counts_at_once"],
     },
     Mutant {
+        name: "flows, postgres: follow parents that ended before those that run again",
+        file: POSTGRES_ADVANCE,
+        anchor: "async fn follow_parents(",
+        find: "[(CLOSED_LINKS, ids(reopened)), (OPEN_LINKS, ids(ended))]",
+        replace: "[(OPEN_LINKS, ids(ended)), (CLOSED_LINKS, ids(reopened))]",
+        caught_by: &["flow_operations::postgres::no_task_starts_while_a_parent_runs_again"],
+    },
+    Mutant {
+        name: "flows, postgres: end a flow before the return of a member is followed",
+        file: POSTGRES_ADVANCE,
+        anchor: "async fn store_turns(",
+        find: "FlowTurn::Ends(_) if unread.contains(id) =>",
+        replace: "FlowTurn::Ends(_) if unread.contains(id) && false =>",
+        caught_by: &[
+            "flow_operations::postgres::a_flow_does_not_end_while_the_return_of_a_member_is_not_followed",
+        ],
+    },
+    Mutant {
         name: "flows, postgres: let an event start a task that waits for others",
         file: "crates/longshore/src/store/postgres/events.rs",
         anchor: "const WAKE",
@@ -409,7 +427,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "flows, sqlite: let a join of no children wait forever",
         file: SQLITE_FLOWS,
-        anchor: "pub(super) fn spawn(",
+        anchor: "// Lets `advance` look at the flow: without new children",
         find: "if members.is_empty() {",
         replace: "if members.is_empty() && false {",
         caught_by: &["flow_children::sqlite::a_join_of_no_children_continues"],

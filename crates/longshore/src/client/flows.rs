@@ -249,40 +249,30 @@ impl Client {
     pub async fn retry_flow(&self, id: FlowId) -> Result<RetriedFlow> {
         let before = self.now().await?;
         self.flow(id).await?;
-        let mut done = RetriedFlow::default();
-        // A member can be reopened once the parents that it was skipped for are. So the walk is repeated
-        // until it finds none.
-        loop {
-            let reopened = self.retry_pass(id, before).await?;
-            done.reopened += reopened;
-            if reopened == 0 {
-                break;
-            }
-        }
-        self.advance_soon();
-        Ok(done)
-    }
-
-    async fn retry_pass(&self, id: FlowId, before: chrono::DateTime<chrono::Utc>) -> Result<u64> {
-        let (mut after, mut reopened, mut rounds) = (None, 0, 0);
+        // What was skipped because of a task that is on a later page comes back when that one is followed.
+        let (mut done, mut after, mut rounds) = (RetriedFlow::default(), None, 0);
         loop {
             let step = self.store.retry_members(id, before, after, RETRIED_MEMBERS).await?;
             if step.advance_first {
                 rounds += 1;
                 if rounds > MAX_RETRY_ROUNDS {
-                    return Err(Error::unavailable(format!("flow {id} kept changing; try again")));
+                    return Err(Error::unavailable(format!("flow {id} could not be followed; try again")));
                 }
-                self.advance_flows().await?;
-                tokio::time::sleep(RETRY_PAUSE).await;
+                if self.advance_flows().await? == 0 {
+                    // Another process is at it.
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
                 continue;
             }
-            reopened += step.reopened;
+            done.reopened += step.reopened;
             self.notifier.notify(step.queues.iter().map(|queue| (queue.as_str(), When::NOW)));
             after = step.next;
             if after.is_none() {
-                return Ok(reopened);
+                break;
             }
         }
+        self.advance_soon();
+        Ok(done)
     }
 }
 

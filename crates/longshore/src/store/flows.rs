@@ -130,6 +130,8 @@ pub enum Spawned {
     Cancelled,
     /// Nothing changed: the job would have more children than it can.
     Full,
+    /// Nothing changed: another flow has the id of the job.
+    IdOfFlow,
 }
 
 /// How a flow stands.

@@ -2,6 +2,7 @@
 //! spawns and joins.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,10 @@ use crate::error::Error;
 use crate::job::{FlowId, JobId, Outcome};
 use crate::job_metrics::count_replayed_step;
 use crate::store::{NewChildren, ParentRecord, Spawned, StepState, flow_event};
+
+/// How often a join looks again if a child runs although the flow of the children has ended.
+const MAX_JOIN_ROUNDS: u32 = 50;
+const JOIN_PAUSE: Duration = Duration::from_millis(20);
 
 impl<S: Send + Sync> Context<S> {
     /// The result of a task of the flow that this one waited for.
@@ -120,6 +125,9 @@ impl<S: Send + Sync> Context<S> {
                      then this job"
                 )))
             }
+            Spawned::IdOfFlow => Err(Failure::permanent(format!(
+                "spawn `{name}`: a flow has the id of this job, so the job cannot have children; enqueue it with another id"
+            ))),
             Spawned::Full => Err(Failure::permanent(format!(
                 "spawn `{name}`: the job would have more than a million children; spawn children that spawn others"
             ))),
@@ -138,7 +146,7 @@ impl<S: Send + Sync> Context<S> {
             all.retain(|child| child.task.as_ref().is_some_and(|task| spawned.contains(task)));
             return Ok(Children { all });
         }
-        let Some(mut record) = self.client().store().flow(flow).await? else {
+        let Some(record) = self.client().store().flow(flow).await? else {
             return Err(Failure::permanent(format!(
                 "join `{name}`: this job has no children; a job can join only those that it has spawned itself"
             )));
@@ -146,13 +154,21 @@ impl<S: Send + Sync> Context<S> {
         let mut all = Vec::new();
         if record.ended_at.is_some() {
             all = self.spawned_children(name).await?;
-            // An operator may have retried a child a moment ago, and the flow may not have followed that yet.
-            if all.iter().any(|child| child.outcome.is_none()) {
-                self.client().advance_flows().await?;
-                record = self.client().flow(flow).await?;
-            }
         }
-        if record.ended_at.is_none() {
+        let is_open = |all: &[ParentRecord]| all.iter().any(|child| child.outcome.is_none());
+        for _ in 0..MAX_JOIN_ROUNDS {
+            // An operator may have retried a child a moment ago, and the flow may not have followed that yet.
+            if record.ended_at.is_none() || !is_open(&all) {
+                break;
+            }
+            tokio::time::sleep(JOIN_PAUSE).await;
+            self.client().advance_flows().await?;
+            if self.client().flow(flow).await?.ended_at.is_none() {
+                break;
+            }
+            all = self.spawned_children(name).await?;
+        }
+        if record.ended_at.is_none() || is_open(&all) {
             self.suspend(active, name, name, None, vec![flow_event(flow)]).await?;
             all = self.spawned_children(name).await?;
         }
@@ -181,6 +197,7 @@ impl<S: Send + Sync> Context<S> {
         children.retain(|child| {
             child.task.as_ref().and_then(spawn_of).is_some_and(|spawn| spawn.contains(child.id))
         });
+        spawns.extend(self.journal().spawns().into_iter().map(|(name, spawn)| (name, Some(spawn))));
         for (task, spawn) in &spawns {
             let found = children.iter().filter(|child| child.task.as_ref() == Some(task)).count();
             if let Some(Spawn { spawned, .. }) = spawn

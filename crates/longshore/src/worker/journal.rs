@@ -68,6 +68,11 @@ impl Journal {
         self.spawns.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
+    /// All children that this attempt has spawned, or found to be spawned.
+    pub(super) fn spawns(&self) -> HashMap<String, Spawn> {
+        self.spawns.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// What earlier attempts stored under this name. A job's first lease has no earlier steps,
     /// so it reads nothing.
     pub(super) async fn earlier(

@@ -14,6 +14,9 @@ cases! {
     a_retry_runs_what_was_skipped_after_it_began,
     a_task_that_comes_back_counts_at_once,
     an_event_does_not_start_a_task_that_waits_for_others,
+    no_task_starts_while_a_parent_runs_again,
+    a_retry_runs_what_a_cancel_ended_after_it_began,
+    a_flow_does_not_end_while_the_return_of_a_member_is_not_followed,
     a_retry_of_a_long_chain_takes_one_step_per_task,
     a_flow_cannot_have_the_id_of_a_job,
     groups_of_cancelled_tasks_leave_no_turns,
@@ -226,6 +229,65 @@ async fn an_event_does_not_start_a_task_that_waits_for_others(fixture: Fixture) 
     for kind in ["a", "b"] {
         end(&fixture, worker, kind, done()).await;
     }
+}
+
+/// One step closes at most 2,000 links, and reopened parents come first.
+async fn no_task_starts_while_a_parent_runs_again(fixture: Fixture) {
+    let tasks = (0..2500).map(|n| longshore::task(format!("t{n}"), job("part")).after("a").after("b"));
+    let flow = tasks.fold(Flow::new("f").task(named("a")).task(named("b")), Flow::task);
+    put(&fixture, flow).await;
+    let worker = fixture.worker_with(DAY).await;
+    end(&fixture, worker, "a", done()).await;
+    let nobody_follows = fixture.hold_advances().await;
+    let b = fixture.claim_one(worker).await;
+    let a = fixture.query_number("select count(*) from finished", None).await;
+    assert_eq!(a, 1);
+    let flow = fixture.flows(&longshore::FlowFilter::default()).await.expect("flows")[0].id;
+    fixture.retry(member_of(&fixture, flow, "a").await).await.expect("retry");
+    fixture.must_finish(&b, done()).await;
+    fixture.store().advance(1000).await.expect("advance");
+    drop(nobody_follows);
+    follow(&fixture).await;
+    assert_eq!(kinds(&fixture.claim(worker, 9).await), ["a"]);
+}
+
+/// Members are listed in the order of their ids, and there are more than one page has.
+async fn member_of(fixture: &Fixture, flow: FlowId, name: &str) -> longshore::JobId {
+    let (mut after, mut found) = (None, None);
+    while found.is_none() {
+        let page = fixture.tasks(flow, after, 1000).await.expect("tasks");
+        found = page.iter().find(|task| task.task.as_deref() == Some(name)).map(|task| task.id);
+        after = Some(page.last().expect("a page").id);
+    }
+    found.expect("a task")
+}
+
+async fn a_retry_runs_what_a_cancel_ended_after_it_began(fixture: Fixture) {
+    let flow = put(&fixture, fan_out([named("a"), named("d")])).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    end(&fixture, worker, "a", failed_permanently()).await;
+    let before = fixture.now().await;
+    fixture.advance(MINUTE).await;
+    fixture.cancel_flow(flow).await.expect("cancel_flow");
+    follow(&fixture).await;
+    let retried = fixture.store().retry_members(flow, before, None, 1000).await.expect("retry_members");
+    assert_eq!(retried.reopened, 2);
+    expect(&fixture, flow, [("a", "queued"), ("d", "queued")]).await;
+}
+
+async fn a_flow_does_not_end_while_the_return_of_a_member_is_not_followed(fixture: Fixture) {
+    let flow = put(&fixture, Flow::new("f").task(named("a")).on_failure(job("alert"))).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    let nobody_follows = fixture.hold_advances().await;
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, failed_permanently()).await;
+    fixture.retry(claimed.lease().id).await.expect("retry");
+    fixture.store().advance(1000).await.expect("advance");
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Running);
+    drop(nobody_follows);
+    end(&fixture, worker, "a", done()).await;
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+    assert!(fixture.claim(worker, 9).await.is_empty(), "`alert` does not run");
 }
 
 /// The first of its tasks is the last that the rules look at.

@@ -242,11 +242,14 @@ impl Model {
     /// Follows up to `limit` changes, as `advance` does.
     fn advance(&mut self, limit: usize, now: DateTime<Utc>) {
         let first: Vec<Change> = self.changes.iter().take(limit).copied().collect();
-        let followed: Vec<Change> = self.changes.drain(..flow::followed_together(&first)).collect();
+        let together = flow::followed_together(&first);
+        let followed: Vec<Change> = self.changes.drain(..together).collect();
         self.follow_parents(followed.iter().map(|change| (change.job, change.end)).collect(), now);
         followed.iter().for_each(|change| self.counts.add(change));
         match self.counts.turn() {
             FlowTurn::Stays => {}
+            // A change that follows may be a member that runs again.
+            FlowTurn::Ends(_) if together < first.len() => {}
             FlowTurn::Ends(end) => {
                 self.counts.has_ended = true;
                 self.ended_at = now;
@@ -444,7 +447,7 @@ impl Model {
 
     /// Reopens the members that had ended without success before a retry began.
     fn reopen(&mut self, before: DateTime<Utc>) -> Vec<Reopened> {
-        let failed = |state: &State| matches!(state, State::Finished { outcome, at, .. } if *outcome != Outcome::Succeeded && *at <= before);
+        let failed = |state: &State| matches!(state, State::Finished { outcome, at, is_skipped } if *outcome != Outcome::Succeeded && (*at <= before || *is_skipped));
         let candidates: Vec<Candidate> = self
             .jobs
             .iter()
@@ -452,6 +455,12 @@ impl Model {
             .map(|(job, _)| Candidate { job: *job, links: self.links_of(*job) })
             .collect();
         let reopened = flow::reopen(&candidates);
+        let is_reopened = |job: Uuid| reopened.iter().any(|reopened| reopened.job == job);
+        for link in &mut self.links {
+            if is_reopened(link.parent) && is_reopened(link.child) {
+                link.met = None;
+            }
+        }
         for Reopened { job, is_held } in &reopened {
             if let State::Finished { is_skipped, .. } = self.jobs[job]
                 && self.is_member(*job)

@@ -176,7 +176,7 @@ async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sq
         transaction.commit().await?;
         return Ok(Advanced::default());
     }
-    let (rows, changes) = changes(tx, &flows, limit).await?;
+    let (rows, changes, unread) = changes(tx, &flows, limit).await?;
     let mut followed = Followed::default();
     let parents: Vec<(Uuid, Option<End>)> =
         changes.iter().map(|(_, change)| (change.job, change.end)).collect();
@@ -192,7 +192,7 @@ async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sq
         }
     }
     let mut advanced = Advanced { more: true, ..Advanced::default() };
-    store_turns(tx, &mut flows, &mut followed, &mut advanced).await?;
+    store_turns(tx, &mut flows, &unread, &mut followed, &mut advanced).await?;
     delete_changes(tx, &rows).await?;
     transaction.commit().await?;
     advanced.queues = followed.queues();
@@ -214,13 +214,13 @@ async fn lock_changed(tx: &mut Tx<'_>, only: Option<Uuid>) -> Sql<BTreeMap<Uuid,
     Ok(flows)
 }
 
-/// The changes to follow now, with the ids of their rows. A row without a job only says that the
-/// flow is to be looked at.
+/// The changes to follow now, with the ids of their rows, and the flows that have changes after these. A row
+/// without a job only says that the flow is to be looked at.
 async fn changes(
     tx: &mut Tx<'_>,
     flows: &BTreeMap<Uuid, LockedFlow>,
     limit: u32,
-) -> Sql<(Vec<i64>, Vec<(Uuid, Change)>)> {
+) -> Sql<(Vec<i64>, Vec<(Uuid, Change)>, BTreeSet<Uuid>)> {
     let ids: Vec<Uuid> = flows.keys().copied().collect();
     let found =
         sqlx::query(tx.sql(CHANGES)).bind(ids).bind(i64::from(limit)).fetch_all(&mut *tx.connection).await?;
@@ -240,16 +240,16 @@ async fn changes(
     }
     let jobs: Vec<Change> = of_rows.iter().filter_map(|(_, change)| *change).collect();
     let together = flow::followed_together(&jobs);
-    let mut changes = Vec::with_capacity(together);
+    let (mut changes, mut unread) = (Vec::with_capacity(together), BTreeSet::new());
     for (nth, (flow, change)) in of_rows.into_iter().enumerate() {
-        let Some(change) = change else { continue };
-        if changes.len() == together {
-            rows.truncate(nth);
-            break;
+        if !unread.is_empty() || change.is_some() && changes.len() == together {
+            rows.truncate(nth.min(rows.len()));
+            unread.insert(flow);
+            continue;
         }
-        changes.push((flow, change));
+        changes.extend(change.map(|change| (flow, change)));
     }
-    Ok((rows, changes))
+    Ok((rows, changes, unread))
 }
 
 /// What was decided about children.
@@ -264,18 +264,19 @@ impl Followed {
     }
 }
 
-/// Links to close or to open. `$1` ended, `$2` were reopened.
-const LINKS_TO_FOLLOW: &str = "
+const OPEN_LINKS: &str = "
     select l.parent, l.child, l.condition
       from longshore.links l
      where l.parent = any($1)
        and l.met is null
-     union all
+     limit $2";
+
+const CLOSED_LINKS: &str = "
     select l.parent, l.child, l.condition
       from longshore.links l
-     where l.parent = any($2)
+     where l.parent = any($1)
        and l.met is not null
-     limit $3";
+     limit $2";
 
 /// Each link is found by its primary key, whatever the planner assumes about the table.
 const SET_MET: &str = "
@@ -302,12 +303,15 @@ async fn follow_parents(
     let ends: BTreeMap<Uuid, Option<End>> = parents.iter().copied().collect();
     let (ended, reopened): (Vec<_>, Vec<_>) = parents.iter().partition(|(_, end)| end.is_some());
     let ids = |parents: Vec<&(Uuid, Option<End>)>| parents.into_iter().map(|(id, _)| *id).collect::<Vec<_>>();
-    let rows = sqlx::query(tx.sql(LINKS_TO_FOLLOW))
-        .bind(ids(ended))
-        .bind(ids(reopened))
-        .bind(MAX_CLOSED as i64 + 1)
-        .fetch_all(&mut *tx.connection)
-        .await?;
+    // Reopened parents come first: a child must not start because of what they were before.
+    let mut rows = Vec::new();
+    for (statement, parents) in [(CLOSED_LINKS, ids(reopened)), (OPEN_LINKS, ids(ended))] {
+        if !parents.is_empty() && rows.len() <= MAX_CLOSED {
+            let left = MAX_CLOSED + 1 - rows.len();
+            let query = sqlx::query(tx.sql(statement)).bind(parents).bind(left as i64);
+            rows.extend(query.fetch_all(&mut *tx.connection).await?);
+        }
+    }
     let is_complete = rows.len() <= MAX_CLOSED;
     let (mut of_parent, mut of_child, mut met) = (Vec::new(), Vec::new(), Vec::new());
     let (mut children, mut of_reopened) = (BTreeSet::new(), BTreeSet::new());
@@ -527,10 +531,12 @@ pub(super) const FORGET_END: &str = "
     delete from longshore.events
      where name = any($1)";
 
-/// Stores the numbers of the flows, and follows the ends of the flows themselves.
+/// Stores the numbers of the flows, and follows the ends of the flows themselves. A flow with `unread` changes
+/// does not end: one of them may be a member that runs again.
 async fn store_turns(
     tx: &mut Tx<'_>,
     flows: &mut BTreeMap<Uuid, LockedFlow>,
+    unread: &BTreeSet<Uuid>,
     followed: &mut Followed,
     advanced: &mut Advanced,
 ) -> Sql<()> {
@@ -541,6 +547,7 @@ async fn store_turns(
         let event = flow.is_owned.then(|| flow_event(FlowId(*id)));
         match flow.counts.turn() {
             FlowTurn::Stays => continue,
+            FlowTurn::Ends(_) if unread.contains(id) => continue,
             FlowTurn::Ends(end) => {
                 flow.counts.has_ended = true;
                 parents.extend((!flow.is_owned).then_some((*id, Some(end))));

@@ -211,8 +211,8 @@ const LOCK_CHILDREN: &str = "
     insert into longshore.flows as f (id, name, created_at, members, open, sealed, owned)
     values ($1, $2, longshore.clock(), 0, 0, true, true)
         on conflict (id) do update
-       set owned = true
-    returning f.cancelled, f.members, f.ended_at is not null";
+       set owned = f.owned
+    returning f.cancelled, f.members, f.ended_at is not null, f.owned";
 
 /// A flow of children that had ended is open again, and so are the waits for its end.
 const REOPEN_CHILDREN: &str = "
@@ -241,8 +241,11 @@ pub(super) async fn spawn(tx: &mut Tx<'_>, children: &NewChildren) -> Sql<Spawne
     if is_done.fetch_one(&mut *tx.connection).await? {
         return Ok(Spawned::Stored);
     }
-    let (is_cancelled, before, has_ended): (bool, i64, bool) =
+    let (is_cancelled, before, has_ended, is_owned): (bool, i64, bool, bool) =
         sqlx::query_as(tx.sql(LOCK_CHILDREN)).bind(flow.0).bind(kind).fetch_one(&mut *tx.connection).await?;
+    if !is_owned {
+        return Ok(Spawned::IdOfFlow);
+    }
     if is_cancelled {
         return Ok(Spawned::Cancelled);
     }

@@ -133,10 +133,20 @@ pub(super) async fn flows_to_cancel(tx: &mut Tx<'_>, limit: u32) -> Sql<Vec<Flow
 }
 
 const LOCK_FOR_RETRY: &str = "
-    select owned, exists (select 1 from longshore.flow_changes c where c.flow = f.id)
-      from longshore.flows f
+    select owned
+      from longshore.flows
      where id = $1
        for no key update";
+
+/// Whether the end of a member that the retry is to reopen has not been followed yet.
+const HAS_UNFOLLOWED: &str = "
+    select exists (
+      select 1
+        from longshore.flow_changes c
+        join longshore.finished f on f.id = c.job
+       where c.flow = $1
+         and f.outcome <> 'succeeded'
+         and (f.finished_at <= $2 or f.skipped))";
 
 const CALLBACKS: &str = "
     select child
@@ -170,10 +180,12 @@ pub(super) async fn retry_members(
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     tx.limit_lock_waits(Duration::from_secs(2)).await?;
-    let locked: Option<(bool, bool)> =
-        sqlx::query_as(tx.sql(LOCK_FOR_RETRY)).bind(flow.0).fetch_optional(&mut *tx.connection).await?;
-    let Some((is_owned, has_changes)) = locked else { return Ok(RetriedMembers::default()) };
-    if has_changes {
+    let locked: Option<bool> =
+        sqlx::query_scalar(tx.sql(LOCK_FOR_RETRY)).bind(flow.0).fetch_optional(&mut *tx.connection).await?;
+    let Some(is_owned) = locked else { return Ok(RetriedMembers::default()) };
+    // A statement of its own, so that it sees what was committed while this one waited for the lock.
+    let has_unfollowed = sqlx::query_scalar(tx.sql(HAS_UNFOLLOWED)).bind(flow.0).bind(before);
+    if has_unfollowed.fetch_one(&mut *tx.connection).await? {
         return Ok(RetriedMembers { advance_first: true, ..RetriedMembers::default() });
     }
     let page = member_page(tx, flow, after, limit).await?;

@@ -22,7 +22,7 @@ const CANDIDATES: &str = "
                from longshore.finished f
               where f.id = i.id
                 and f.outcome <> 'succeeded'
-                and f.finished_at <= $2
+                and (f.finished_at <= $2 or f.skipped)
                 and f.flow is not null
                 and not exists (
                       select 1
@@ -49,8 +49,8 @@ const SKIPPED: &str = "
               limit 1
                 for update) as f";
 
-/// The caller counts the members. `advance` opens the links from them later, and lets what was skipped because
-/// of them wait again.
+/// The caller counts the members. `advance` opens the links from them to others later, and lets what was skipped
+/// because of them wait again.
 const REOPEN_MEMBERS: &str = concat!(
     "
     with deleted as (
@@ -81,7 +81,13 @@ const REOPEN_MEMBERS: &str = concat!(
       select flow, id, outcome <> 'succeeded' and skipped is not true, true
         from deleted
        where flow is not null
-       order by id)
+       order by id),
+    opened as (   -- a child must not start because of what a parent was before
+      update longshore.links
+         set met = null
+       where parent = any((select $1::uuid[])::uuid[])
+         and child = any((select $1::uuid[])::uuid[])
+         and met is not null)
     select (select count(*) from deleted where flow is not null),
            (select count(*) from deleted where flow is not null and skipped is not true),
            array(select distinct queue from requeued where run_at <= longshore.clock())"

@@ -123,7 +123,7 @@ fn advance_together(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced
 }
 
 fn follow_changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
-    let (rows, changes, mut flows) = changes(tx, only, limit)?;
+    let (rows, changes, mut flows, unread) = changes(tx, only, limit)?;
     if rows.is_empty() {
         return Ok(Advanced::default());
     }
@@ -141,16 +141,17 @@ fn follow_changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> 
         }
     }
     let mut advanced = Advanced { more: true, ..Advanced::default() };
-    store_turns(tx, &mut flows, &mut followed, &mut advanced)?;
+    store_turns(tx, &mut flows, &unread, &mut followed, &mut advanced)?;
     delete_changes(tx, &rows)?;
     advanced.queues = followed.queues();
     Ok(advanced)
 }
 
-type Changes = (Vec<i64>, Vec<(Uuid, Change)>, BTreeMap<Uuid, ChangedFlow>);
+type Changes = (Vec<i64>, Vec<(Uuid, Change)>, BTreeMap<Uuid, ChangedFlow>, BTreeSet<Uuid>);
 
-/// The changes to follow now, with the ids of their rows, and their flows. A row without a job
-/// only says that the flow is to be looked at. Changes of flows that do not exist are ignored.
+/// The changes to follow now, with the ids of their rows, their flows, and the flows that have changes after
+/// these. A row without a job only says that the flow is to be looked at. Changes of flows that do not exist
+/// are ignored.
 fn changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Changes> {
     const CHANGES: &str = "
         select id,
@@ -184,9 +185,11 @@ fn changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Changes> {
     let jobs: Vec<Change> = found.iter().filter_map(|(.., change)| *change).collect();
     let together = flow::followed_together(&jobs);
     let (mut rows, mut changes, mut flows) = (Vec::new(), Vec::new(), BTreeMap::new());
+    let mut unread = BTreeSet::new();
     for (row, flow, change) in found {
-        if change.is_some() && changes.len() == together {
-            break;
+        if !unread.is_empty() || change.is_some() && changes.len() == together {
+            unread.insert(flow);
+            continue;
         }
         rows.push(row);
         changes.extend(change.map(|change| (flow, change)));
@@ -202,7 +205,7 @@ fn changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Changes> {
         })?;
         flows.extend(read.map(|read| (flow, read)));
     }
-    Ok((rows, changes, flows))
+    Ok((rows, changes, flows, unread))
 }
 
 /// What was decided about children.
@@ -247,7 +250,9 @@ fn follow_parents(
     let mut left = MAX_CLOSED;
     let mut is_complete = true;
     let (mut children, mut of_reopened) = (BTreeSet::new(), BTreeSet::new());
-    for (parent, end) in parents {
+    // Reopened parents come first: a child must not start because of what they were before.
+    let (ended, reopened): (Vec<_>, Vec<_>) = parents.iter().partition(|(_, end)| end.is_some());
+    for (parent, end) in reopened.into_iter().chain(ended) {
         let statement = if end.is_some() { OPEN_LINKS } else { CLOSED_LINKS };
         let limit = left as i64 + 1;
         let links = tx
@@ -382,10 +387,12 @@ pub(super) const FORGET_END: &str = "
     delete from events
      where name = ?1";
 
-/// Stores the numbers of the flows, and follows the ends of the flows themselves.
+/// Stores the numbers of the flows, and follows the ends of the flows themselves. A flow with `unread` changes
+/// does not end: one of them may be a member that runs again.
 fn store_turns(
     tx: &Tx<'_>,
     flows: &mut BTreeMap<Uuid, ChangedFlow>,
+    unread: &BTreeSet<Uuid>,
     followed: &mut Followed,
     advanced: &mut Advanced,
 ) -> Sql<()> {
@@ -404,6 +411,7 @@ fn store_turns(
         let event = flow.is_owned.then(|| flow_event(FlowId(*id)));
         match flow.counts.turn() {
             FlowTurn::Stays => {}
+            FlowTurn::Ends(_) if unread.contains(id) => {}
             FlowTurn::Ends(end) => {
                 flow.counts.has_ended = true;
                 parents.extend((!flow.is_owned).then_some((*id, Some(end))));

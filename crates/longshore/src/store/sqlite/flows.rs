@@ -142,14 +142,14 @@ pub(super) fn spawn(tx: &Tx<'_>, children: &NewChildren) -> Sql<Spawned> {
     const FLOW: &str = "
         select cancelled,
                members,
-               ended_at is not null
+               ended_at is not null,
+               owned
           from flows
          where id = ?1";
     const INSERT: &str = "
         insert into flows (id, name, created_at, members, open, sealed, owned)
         values (?1, ?2, ?3, 0, 0, 1, 1)
-            on conflict (id) do update
-           set owned = 1";
+            on conflict (id) do nothing";
     // A flow of children that had ended is open again, and so are the waits for its end.
     const FORGET_END: &str = "
         delete from events
@@ -171,8 +171,12 @@ pub(super) fn spawn(tx: &Tx<'_>, children: &NewChildren) -> Sql<Spawned> {
     if tx.row(IS_STEP_DONE, params![id, step], |_| Ok(()))?.is_some() {
         return Ok(Spawned::Stored);
     }
-    let found = tx.row(FLOW, [id], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?, row.get(2)?)))?;
-    let (is_cancelled, before, has_ended) = found.unwrap_or_default();
+    let found =
+        tx.row(FLOW, [id], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?, row.get(2)?, row.get(3)?)))?;
+    let (is_cancelled, before, has_ended, is_owned) = found.unwrap_or((false, 0, false, true));
+    if !is_owned {
+        return Ok(Spawned::IdOfFlow);
+    }
     if is_cancelled {
         return Ok(Spawned::Cancelled);
     }

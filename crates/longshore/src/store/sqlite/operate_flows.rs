@@ -113,11 +113,18 @@ pub(super) fn retry_members(
     after: Option<JobId>,
     limit: u32,
 ) -> Sql<RetriedMembers> {
+    // Also whether the end of a member that the retry is to reopen has not been followed yet.
     const FLOW: &str = "
-        select owned,
-               exists (select 1 from flow_changes c where c.flow = flows.id)
-          from flows
-         where id = ?1";
+        select w.owned,
+               exists (
+                 select 1
+                   from flow_changes c
+                   join finished f on f.id = c.job
+                  where c.flow = w.id
+                    and f.outcome <> 'succeeded'
+                    and (f.finished_at <= ?2 or f.skipped = 1))
+          from flows w
+         where w.id = ?1";
     // A flow that is retried is no longer cancelled and has not ended.
     const REOPEN: &str = "
         update flows
@@ -138,7 +145,9 @@ pub(super) fn retry_members(
           from links
          where parent = ?1";
     let id = flow.0.as_bytes();
-    let Some((is_owned, has_changes)) = tx.row(FLOW, [id], |row| Ok((row.get(0)?, row.get(1)?)))? else {
+    let Some((is_owned, has_changes)) =
+        tx.row(FLOW, params![id, before.timestamp_micros()], |row| Ok((row.get(0)?, row.get(1)?)))?
+    else {
         return Ok(RetriedMembers::default());
     };
     if has_changes {

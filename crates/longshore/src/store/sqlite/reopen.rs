@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use chrono::{DateTime, Utc};
 use rusqlite::params;
+use uuid::Uuid;
 
 use super::advance::note_reopened;
 use super::enqueue::Ready;
@@ -14,15 +15,21 @@ use crate::flow::{self, Candidate, ParentLink, Reopened};
 use crate::job::{FlowId, JobId, Outcome};
 use crate::lifecycle::FAR_FUTURE;
 
-/// The finished ones of these members that did not succeed.
+/// The finished ones of these members that did not succeed. A member whose end was stored a moment ago is left
+/// out: its end is followed first.
 pub(super) fn candidates(tx: &Tx<'_>, ids: &[JobId], before: DateTime<Utc>) -> Sql<Vec<Candidate>> {
     const FINISHED: &str = "
         select 1
           from finished
          where id = ?1
            and outcome <> 'succeeded'
-           and finished_at <= ?2
-           and flow is not null";
+           and (finished_at <= ?2 or skipped = 1)
+           and flow is not null
+           and not exists (
+                 select 1
+                   from flow_changes c
+                  where c.flow = finished.flow
+                    and c.job = finished.id)";
     let mut candidates = Vec::new();
     for id in ids {
         let finished = tx.row(FINISHED, params![id.0.as_bytes(), before.timestamp_micros()], |_| Ok(()))?;
@@ -43,8 +50,8 @@ fn links_of(tx: &Tx<'_>, child: JobId) -> Sql<Vec<ParentLink>> {
 }
 
 /// Returns how many members of the flow were reopened, how many of them counted as failures, and the
-/// queues of those that are due. The caller counts them. `advance` opens the links from them later, and lets what was
-/// skipped because of them wait again.
+/// queues of those that are due. The caller counts them. `advance` opens the links from them to others later, and lets
+/// what was skipped because of them wait again.
 pub(super) fn reopen_members(tx: &Tx<'_>, reopened: &[Reopened]) -> Sql<(i64, i64, BTreeSet<String>)> {
     const LEAVE: &str = "
         delete from finished
@@ -60,6 +67,19 @@ pub(super) fn reopen_members(tx: &Tx<'_>, reopened: &[Reopened]) -> Sql<(i64, i6
                grp
           from jobs
          where id = ?1";
+    // A child must not start because of what a parent was before.
+    const OPEN_LINK: &str = "
+        update links
+           set met = null
+         where parent = ?1
+           and child = ?2
+           and met is not null";
+    let ids: BTreeSet<Uuid> = reopened.iter().map(|reopened| reopened.job).collect();
+    for child in &ids {
+        for link in links_of(tx, JobId(*child))?.iter().filter(|link| ids.contains(&link.parent)) {
+            tx.execute(OPEN_LINK, [link.parent.as_bytes(), child.as_bytes()])?;
+        }
+    }
     let now = tx.now()?;
     let (mut members, mut failures, mut queues) = (0, 0, BTreeSet::new());
     for Reopened { job, is_held } in reopened {
