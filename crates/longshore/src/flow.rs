@@ -335,7 +335,7 @@ mod tests {
             links: links.iter().map(|(parent, met)| ParentLink { parent: id(*parent), met: *met }).collect(),
         };
         // 1 failed; 2 was skipped because of 1, and 3 because of 2. 4 needed the failure of 9, which
-        // succeeded, and 5 needed 4. 6 failed after 8 had succeeded.
+        // succeeded, and 5 needed 4. 6 failed after 8 had succeeded. 11 needed 1, and the failure of 9.
         let candidates = [
             candidate(3, &[(2, Some(false))]),
             candidate(2, &[(1, Some(false)), (8, Some(true))]),
@@ -344,6 +344,7 @@ mod tests {
             candidate(5, &[(4, Some(false))]),
             candidate(6, &[(8, Some(true))]),
             candidate(7, &[(8, Some(true)), (10, None)]),
+            candidate(11, &[(1, Some(false)), (9, Some(false))]),
         ];
         let reopened: Vec<(u128, bool)> =
             reopen(&candidates).iter().map(|reopened| (reopened.job.as_u128(), reopened.is_held)).collect();

@@ -64,8 +64,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "flows: reopen what would be skipped again",
         file: RULES,
         anchor: "pub fn reopen(",
-        find: "startable.extend((*left == 0).then_some(child));",
-        replace: "startable.push(child);",
+        find: "filter(|job| !unmet.contains_key(job))",
+        replace: "filter(|job| !unmet.contains_key(job) || true)",
         caught_by: &["flow_operations::sqlite::a_retry_runs_only_the_failed_part"],
     },
     Mutant {
