@@ -4,6 +4,7 @@ use super::Mutant;
 
 const CLIENT_SETTLE: &str = "crates/longshore/src/client/settle.rs";
 const CURSOR: &str = "crates/longshore/src/store/cursor.rs";
+const POSITIONS: &str = "crates/longshore/src/store/cursor/positions.rs";
 const POSTGRES_CLAIM: &str = "crates/longshore/src/store/postgres/claim.rs";
 const POSTGRES_GROUPS: &str = "crates/longshore/src/store/postgres/claim_groups.rs";
 const POSTGRES_TURNS: &str = "crates/longshore/src/store/postgres/turns.rs";
@@ -116,7 +117,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "groups: keep the position in a group although jobs are behind it",
-        file: CURSOR,
+        file: POSITIONS,
         anchor: "pub(crate) fn looked_behind(",
         find: "before_first.map_or(known.after, |before| before.min(known.after))",
         replace: "before_first.map_or(known.after, |before| before.max(known.after))",
@@ -126,8 +127,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "groups: do not look behind the positions in groups again",
-        file: CURSOR,
-        anchor: "fn uncheck_groups(",
+        file: POSITIONS,
+        anchor: "fn uncheck(",
         find: "position.checked = false",
         replace: "position.checked = true",
         caught_by: &[

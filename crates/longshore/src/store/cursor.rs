@@ -41,14 +41,7 @@
 //!
 //! The jobs of groups are not in segments. Their groups wait in lines (`turns.rs`), one per queue
 //! and priority. For the same reasons, the cursor keeps a position in each line, and one for each group
-//! that it has served. A head scan forgets the positions in lines.
-//!
-//! A position in a group is **unchecked** after a head scan, and is not used. The next claim that serves the
-//! group looks for jobs behind the position. If there are none, it uses the position again; otherwise the
-//! position moves back to the first of them. On Postgres the look reads all entries behind the position. Its
-//! time counts twice as part of the head scan, so that the next head scan comes later: head scans take at
-//! most about a tenth of the time, and looks a twentieth. A group without a position is new: its claim reads
-//! from the head, as it has to, and that is no part of a head scan.
+//! that it has served ([`positions`]). A head scan forgets the positions in lines.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -58,6 +51,9 @@ use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::ClaimRequest;
+use positions::GroupPositions;
+
+mod positions;
 
 /// The time between head scans while claims find all the jobs they want.
 const HEAD_SCAN_INTERVAL: Duration = Duration::from_millis(250);
@@ -76,8 +72,6 @@ const CHEAP_HEAD_SCAN: Duration = Duration::from_millis(5);
 const SKIP_UNSOUND_FOR: Duration = Duration::from_secs(60);
 /// How long lines without due turns are kept. While there are lines, every claim looks for groups.
 const KEEP_LINES: Duration = Duration::from_secs(5);
-/// More positions in groups than this are not worth their memory.
-const MAX_GROUP_POSITIONS: usize = 10_000;
 /// A job that is committed up to this long after its `run_at` is found without a head
 /// scan.
 const LATE_COMMIT: TimeDelta = TimeDelta::milliseconds(100);
@@ -109,7 +103,7 @@ pub struct ClaimCursor {
     /// When a head scan last found one.
     saw_lines: Option<Instant>,
     /// Positions in the groups that were served.
-    groups: HashMap<GroupKey, GroupPosition>,
+    pub(crate) groups: GroupPositions,
     /// Whether groups come first where jobs with and without a group have the same priority. The
     /// sides take turns.
     groups_first: bool,
@@ -119,18 +113,6 @@ pub struct ClaimCursor {
     next_start: Option<DateTime<Utc>>,
     /// The engine's time of the last scan.
     scanned_at: Option<DateTime<Utc>>,
-}
-
-/// Names a group and a priority: queue, group, priority.
-type GroupKey = (String, String, i16);
-
-/// A position in a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct GroupPosition {
-    /// Everything at or before this position has been claimed or skipped.
-    after: Position,
-    /// Whether a claim has looked behind the position since the last head scan.
-    checked: bool,
 }
 
 /// The groups of one queue with due jobs of one priority, in the order of their turns.
@@ -381,20 +363,12 @@ impl ClaimCursor {
             let served = self.scanned_at.map(|at| LinePosition { at: at - LATE_COMMIT, id: 0 });
             self.lines.iter_mut().for_each(|line| line.after = line.after.max(served));
         }
-        self.uncheck_groups();
+        match self.always_head {
+            true => self.groups.clear(),
+            false => self.groups.uncheck(),
+        }
         self.saw_limited_group = false;
         self.next_start = next_start;
-    }
-
-    /// Makes claims look behind the positions in groups again. If there are too many positions, those of
-    /// groups that were not served since the last head scan make room for others.
-    fn uncheck_groups(&mut self) {
-        if self.always_head {
-            self.groups.clear();
-        } else if self.groups.len() >= MAX_GROUP_POSITIONS {
-            self.groups.retain(|_, position| position.checked);
-        }
-        self.groups.values_mut().for_each(|position| position.checked = false);
     }
 
     /// The lines to claim from, highest priority first.
@@ -464,48 +438,7 @@ impl ClaimCursor {
         self.pass_turn(queue, priority, position.min(LinePosition { at: now - LATE_COMMIT, id: 0 }));
     }
 
-    /// The position in a group, unless it is unchecked.
-    pub(crate) fn position_in_group(&self, queue: &str, group: &str, priority: i16) -> Option<Position> {
-        self.group_position(queue, group, priority).filter(|known| known.checked).map(|known| known.after)
-    }
-
-    /// The position in a group, if a claim has to look behind it before it is used again.
-    #[cfg_attr(
-        not(any(feature = "postgres", test)),
-        expect(dead_code, reason = "SQLite reads from the head")
-    )]
-    pub(crate) fn unchecked_position(&self, queue: &str, group: &str, priority: i16) -> Option<Position> {
-        self.group_position(queue, group, priority).filter(|known| !known.checked).map(|known| known.after)
-    }
-
-    fn group_position(&self, queue: &str, group: &str, priority: i16) -> Option<GroupPosition> {
-        if self.groups.is_empty() {
-            return None;
-        }
-        self.groups.get(&(queue.to_owned(), group.to_owned(), priority)).copied()
-    }
-
-    /// Records a look behind the unchecked position in a group. `first` is when the first job there is due.
-    #[cfg_attr(
-        not(any(feature = "postgres", test)),
-        expect(dead_code, reason = "SQLite reads from the head")
-    )]
-    pub(crate) fn looked_behind(
-        &mut self,
-        queue: &str,
-        group: &str,
-        priority: i16,
-        first: Option<DateTime<Utc>>,
-    ) {
-        let key = (queue.to_owned(), group.to_owned(), priority);
-        if let Some(known) = self.groups.get_mut(&key) {
-            let before_first = first.map(|run_at| Position { run_at, id: Uuid::nil() });
-            let after = before_first.map_or(known.after, |before| before.min(known.after));
-            *known = GroupPosition { after, checked: true };
-        }
-    }
-
-    /// Counts the time of such a look as part of the last head scan.
+    /// Counts the time of a look behind the position in a group as part of the last head scan.
     #[cfg_attr(
         not(any(feature = "postgres", test)),
         expect(dead_code, reason = "SQLite reads from the head")
@@ -514,29 +447,6 @@ impl ClaimCursor {
         if let Some(last) = &mut self.last_head_scan {
             last.took += took * LOOK_WEIGHT;
         }
-    }
-
-    /// Moves the position in a group to the last job that was taken from it. After a `short` claim,
-    /// jobs that sort before it may still be committed. If the position was unchecked, the claim has read
-    /// from the head.
-    pub(crate) fn served_group(
-        &mut self,
-        queue: &str,
-        group: &str,
-        priority: i16,
-        last: Option<Position>,
-        short: bool,
-        now: DateTime<Utc>,
-    ) {
-        let position = if short { last.map(|last| last.min(exhausted_at(now))) } else { last };
-        let Some(position) = position else { return };
-        let key = (queue.to_owned(), group.to_owned(), priority);
-        let after = match self.groups.get(&key) {
-            Some(known) if known.checked => position.max(known.after),
-            None if self.groups.len() >= MAX_GROUP_POSITIONS => return,
-            _ => position,
-        };
-        self.groups.insert(key, GroupPosition { after, checked: true });
     }
 
     /// Records a group with a limit.
@@ -746,71 +656,11 @@ mod tests {
         assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Head, "a suspect may come first");
     }
 
-    /// A cursor that has taken the job of this second from the group `acme`, and whose last head scan
-    /// ended 1 ms after `t0`.
-    fn served(second: i64, t0: Instant) -> ClaimCursor {
-        let mut cursor = ClaimCursor::default();
-        cursor.start(&request(), t0);
-        cursor.head_scanned(t0, t0 + TOOK);
-        serve(&mut cursor, "acme", second);
-        cursor
-    }
-
-    fn serve(cursor: &mut ClaimCursor, group: &str, second: i64) {
-        let now = DateTime::from_timestamp(1000, 0).unwrap();
-        cursor.served_group("default", group, 0, Some(at(second)), false, now);
-    }
-
-    fn scan_lines(cursor: &mut ClaimCursor, now: Instant) {
-        let line = Line { queue: "default".into(), priority: 0, limited: false, after: None };
-        cursor.set_lines(vec![line], None, now);
-    }
-
-    /// The position in the group `acme` that a claim may use, and the one that it has to look behind.
-    fn acme(cursor: &ClaimCursor) -> (Option<Position>, Option<Position>) {
-        (cursor.position_in_group("default", "acme", 0), cursor.unchecked_position("default", "acme", 0))
-    }
-
-    #[test]
-    fn a_position_in_a_group_is_used_after_a_head_scan_once_a_look_finds_nothing_behind_it() {
-        let t0 = Instant::now();
-        let mut cursor = served(50, t0);
-        assert_eq!(acme(&cursor), (Some(at(50)), None));
-        scan_lines(&mut cursor, t0);
-        assert_eq!(acme(&cursor), (None, Some(at(50))));
-        cursor.looked_behind("default", "acme", 0, None);
-        assert_eq!(acme(&cursor), (Some(at(50)), None));
-        scan_lines(&mut cursor, t0);
-        assert_eq!(acme(&cursor), (None, Some(at(50))), "every head scan asks for a look");
-    }
-
-    #[test]
-    fn a_job_behind_the_position_in_a_group_moves_it_back() {
-        let t0 = Instant::now();
-        let mut cursor = served(50, t0);
-        scan_lines(&mut cursor, t0);
-        cursor.looked_behind("default", "acme", 0, Some(at(20).run_at));
-        let (after, _) = acme(&cursor);
-        assert!(after < Some(at(20)), "{after:?}");
-        serve(&mut cursor, "acme", 20);
-        assert_eq!(acme(&cursor), (Some(at(20)), None), "more late jobs may follow");
-    }
-
-    #[test]
-    fn a_claim_that_reads_a_group_from_its_head_replaces_the_unchecked_position() {
-        let t0 = Instant::now();
-        let mut cursor = served(50, t0);
-        scan_lines(&mut cursor, t0);
-        serve(&mut cursor, "acme", 20);
-        assert_eq!(acme(&cursor), (Some(at(20)), None));
-        serve(&mut cursor, "acme", 10);
-        assert_eq!(acme(&cursor), (Some(at(20)), None), "a checked position never moves back");
-    }
-
     #[test]
     fn looks_behind_positions_in_groups_count_as_part_of_the_head_scan() {
-        let t0 = Instant::now();
-        let mut cursor = served(50, t0);
+        let (mut cursor, t0) = (ClaimCursor::default(), Instant::now());
+        cursor.start(&request(), t0);
+        cursor.head_scanned(t0, t0 + TOOK);
         cursor.set_full(true);
         cursor.charge_look(14 * TOOK);
         cursor.charge_look(10 * TOOK);
@@ -822,31 +672,21 @@ mod tests {
     }
 
     #[test]
-    fn positions_of_groups_that_were_not_served_make_room_for_others() {
-        let t0 = Instant::now();
-        let mut cursor = served(50, t0);
-        for group in 1..MAX_GROUP_POSITIONS {
-            serve(&mut cursor, &format!("group-{group}"), 50);
-        }
-        serve(&mut cursor, "one more", 50);
-        assert_eq!(cursor.position_in_group("default", "one more", 0), None);
-        scan_lines(&mut cursor, t0);
-        cursor.looked_behind("default", "acme", 0, None);
-        scan_lines(&mut cursor, t0);
-        assert_eq!(acme(&cursor), (None, Some(at(50))), "it was served");
-        serve(&mut cursor, "one more", 50);
-        assert_eq!(cursor.position_in_group("default", "one more", 0), Some(at(50)));
-    }
-
-    #[test]
-    fn a_cursor_has_no_positions_in_groups_after_a_failed_claim_or_if_it_always_starts_at_the_head() {
-        let t0 = Instant::now();
-        let mut cursor = served(50, t0);
+    fn a_head_scan_unchecks_positions_in_groups_and_a_failed_claim_forgets_them() {
+        let served = |always_head| {
+            let mut cursor = ClaimCursor { always_head, ..ClaimCursor::default() };
+            cursor.groups.served("default", "acme", 0, Some(at(50)), false, NOW);
+            cursor
+        };
+        let mut cursor = served(false);
+        cursor.set_lines(Vec::new(), None, Instant::now());
+        assert_eq!(cursor.groups.position("default", "acme", 0), None);
+        assert_eq!(cursor.groups.unchecked("default", "acme", 0), Some(at(50)));
         cursor.restart();
-        assert_eq!(acme(&cursor), (None, None));
-        let mut cursor = ClaimCursor { always_head: true, ..served(50, t0) };
-        scan_lines(&mut cursor, t0);
-        assert_eq!(acme(&cursor), (None, None));
+        assert_eq!(cursor.groups.unchecked("default", "acme", 0), None);
+        let mut cursor = served(true);
+        cursor.set_lines(Vec::new(), None, Instant::now());
+        assert_eq!(cursor.groups.unchecked("default", "acme", 0), None, "it always starts at the head");
     }
 
     #[test]

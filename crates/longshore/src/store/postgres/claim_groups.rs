@@ -440,7 +440,7 @@ async fn serve(
             Some((count, last)) => (*count, *last),
             None => (0, None),
         };
-        cursor.served_group(&locked.queue, &locked.group, priority, last, count < *own, now);
+        cursor.groups.served(&locked.queue, &locked.group, priority, last, count < *own, now);
     }
     let left = first_left(tx, cursor, page, priority).await?;
     // Up to a group whose turn goes on, the line has been served.
@@ -493,7 +493,7 @@ async fn visit(
 ) -> Sql<Vec<Visited>> {
     let groups = || page.groups.iter();
     let unchecked: Vec<Option<Position>> =
-        groups().map(|locked| cursor.unchecked_position(&locked.queue, &locked.group, priority)).collect();
+        groups().map(|locked| cursor.groups.unchecked(&locked.queue, &locked.group, priority)).collect();
     let query = super::claim::statement(tx, cursor, VISIT)
         .bind(groups().map(|locked| locked.queue.clone()).collect::<Vec<_>>())
         .bind(groups().map(|locked| locked.group.clone()).collect::<Vec<_>>())
@@ -509,7 +509,7 @@ async fn visit(
     let mut visited = Vec::with_capacity(rows.len());
     for ((row, locked), unchecked) in rows.iter().zip(groups()).zip(unchecked) {
         if unchecked.is_some() {
-            cursor.looked_behind(&locked.queue, &locked.group, priority, row.try_get(14)?);
+            cursor.groups.looked_behind(&locked.queue, &locked.group, priority, row.try_get(14)?);
         }
         let gate = Gate {
             paused: row.try_get(0)?,
@@ -552,7 +552,7 @@ async fn take(
 ) -> Sql<()> {
     let groups = || page.groups.iter();
     let positions: Vec<Option<Position>> =
-        groups().map(|locked| cursor.position_in_group(&locked.queue, &locked.group, priority)).collect();
+        groups().map(|locked| cursor.groups.position(&locked.queue, &locked.group, priority)).collect();
     let query = super::claim::statement(tx, cursor, TAKE_FROM_GROUPS)
         .bind(groups().map(|locked| locked.queue.clone()).collect::<Vec<_>>())
         .bind(groups().map(|locked| locked.group.clone()).collect::<Vec<_>>())
@@ -594,7 +594,7 @@ async fn first_left(
 ) -> Sql<Vec<Option<DateTime<Utc>>>> {
     let groups = || page.groups.iter();
     let positions: Vec<Option<Position>> =
-        groups().map(|locked| cursor.position_in_group(&locked.queue, &locked.group, priority)).collect();
+        groups().map(|locked| cursor.groups.position(&locked.queue, &locked.group, priority)).collect();
     let left = sqlx::query_scalar(tx.sql(FIRST_LEFT))
         .bind(groups().map(|locked| locked.queue.as_str()).collect::<Vec<_>>())
         .bind(groups().map(|locked| locked.group.as_str()).collect::<Vec<_>>())

@@ -149,7 +149,7 @@ impl<'a> ClaimRun<'a> {
         // A suspect is taken out of order.
         let in_order = taken.iter().filter(|job| job.interruptions == 0);
         let last = in_order.map(|job| Position { run_at: job.run_at, id: job.lease.id.0 }).max();
-        cursor.served_group(of.queue, &of.group, priority, last, started < room, now);
+        cursor.groups.served(of.queue, &of.group, priority, last, started < room, now);
         let next_job = self.first_left(of, cursor, priority)?;
         let turn = visit.next(quantum, &Served { started, next_job }, now);
         match turn {
@@ -301,7 +301,7 @@ impl<'a> ClaimRun<'a> {
                 }
             }
         }
-        let after = cursor.position_in_group(of.queue, &of.group, priority);
+        let after = cursor.groups.position(of.queue, &of.group, priority);
         let (after, after_id) = match after {
             Some(position) => (position.run_at.timestamp_micros(), position.id.as_bytes().to_vec()),
             None => (i64::MIN, Vec::new()),
@@ -336,7 +336,7 @@ impl<'a> ClaimRun<'a> {
                and (run_at, id) > (?4, ?5)
              order by run_at, id
              limit 1";
-        if let Some(after) = cursor.position_in_group(of.queue, &of.group, priority) {
+        if let Some(after) = cursor.groups.position(of.queue, &of.group, priority) {
             let (run_at, id) = (after.run_at.timestamp_micros(), after.id.as_bytes().to_vec());
             let first =
                 self.tx.row(FIRST, params![of.queue, &*of.group, priority, run_at, id], |row| row.time(0))?;
