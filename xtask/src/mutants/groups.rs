@@ -28,7 +28,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub(crate) fn next(",
         find: "paced_until.map_or(Turn::None, |at| Turn::At { at, paced_until })",
         replace: "Turn::None",
-        caught_by: &["groups::sqlite::the_state_of_a_rate_survives_an_empty_group"],
+        caught_by: &["group_limits::sqlite::the_state_of_a_rate_survives_an_empty_group"],
     },
     Mutant {
         name: "groups: send a group to the end of the line before its turn is over",
@@ -44,7 +44,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn current(",
         find: "until.max(now).min(latest)",
         replace: "until.min(latest)",
-        caught_by: &["groups::sqlite::a_rate_admits_its_burst_and_then_one_job_per_step"],
+        caught_by: &["group_limits::sqlite::a_rate_admits_its_burst_and_then_one_job_per_step"],
     },
     Mutant {
         name: "groups: claim jobs with a rate ahead of time",
@@ -52,7 +52,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub(crate) fn room(&self",
         find: "rate.room(self.paced_until, now).min(startable)",
         replace: "rate.room(self.paced_until, now)",
-        caught_by: &["groups::sqlite::jobs_with_a_rate_are_not_claimed_ahead_of_time"],
+        caught_by: &["group_limits::sqlite::jobs_with_a_rate_are_not_claimed_ahead_of_time"],
     },
     Mutant {
         name: "groups: ignore the weight",
@@ -163,7 +163,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "macro_rules! add_turns_of_freed {",
         find: "where t.gate is not null",
         replace: "where t.gate is null and false",
-        caught_by: &["groups::postgres::every_ending_lets_the_next_job_of_the_group_start"],
+        caught_by: &["group_limits::postgres::every_ending_lets_the_next_job_of_the_group_start"],
     },
     Mutant {
         name: "groups, postgres: exceed the limit of a group by a suspect",
@@ -171,7 +171,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const TAKE_FROM_GROUPS",
         find: "case when s.nth = (select nth from picked_suspect) then 1 else 0 end",
         replace: "0",
-        caught_by: &["groups::postgres::a_suspect_uses_the_room_of_its_group"],
+        caught_by: &["group_limits::postgres::a_suspect_uses_the_room_of_its_group"],
     },
     Mutant {
         name: "groups, postgres: do not count what a claim started in a queue with a rate",
@@ -179,7 +179,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub(super) fn count(",
         find: "room.started += 1;",
         replace: "room.started += 0;",
-        caught_by: &["groups::postgres::the_rate_of_a_queue_covers_jobs_with_and_without_a_group"],
+        caught_by: &["group_limits::postgres::the_rate_of_a_queue_covers_jobs_with_and_without_a_group"],
     },
     // ---- SQLite ------------------------------------------------------------------
     Mutant {
@@ -196,7 +196,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "let running = match gate.max_running {",
         find: "row.get::<_, u32>(0))?.unwrap_or(0)",
         replace: "row.get::<_, u32>(0))?.map_or(0, |_| 0)",
-        caught_by: &["groups::sqlite::the_limit_of_a_group_holds_across_clients"],
+        caught_by: &["group_limits::sqlite::the_limit_of_a_group_holds_across_clients"],
     },
     Mutant {
         name: "groups, sqlite: add no turn when a job of a limited group ends",
@@ -204,6 +204,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn take_lease(",
         find: "filter(|_| held.gated)",
         replace: "filter(|_| false)",
-        caught_by: &["groups::sqlite::every_ending_lets_the_next_job_of_the_group_start"],
+        caught_by: &["group_limits::sqlite::every_ending_lets_the_next_job_of_the_group_start"],
     },
 ];

@@ -42,7 +42,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "async fn wait(",
         find: "self.save_step(step, encode(name, &winner)?).await?;",
         replace: "if winner.event.is_some() { self.save_step(step, encode(name, &winner)?).await?; }",
-        caught_by: &["steps::sqlite::a_wait_that_times_out_stays_timed_out"],
+        caught_by: &["step_events::sqlite::a_wait_that_times_out_stays_timed_out"],
     },
     Mutant {
         name: "worker: count the attempts of a job since its enqueue although a step was stored",
@@ -58,7 +58,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn decide(",
         find: "time.map(|time| earlier.unwrap_or(now + time))",
         replace: "earlier.or(time.map(|time| now + time))",
-        caught_by: &["steps::sqlite::a_deadline_can_be_added_and_removed_while_jobs_wait"],
+        caught_by: &["step_events::sqlite::a_deadline_can_be_added_and_removed_while_jobs_wait"],
     },
     Mutant {
         name: "worker: accept an event that came after the deadline",
@@ -66,7 +66,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn decide(",
         find: "event.emitted_at <= until",
         replace: "event.emitted_at <= until || true",
-        caught_by: &["steps::sqlite::an_event_after_the_deadline_is_too_late"],
+        caught_by: &["step_events::sqlite::an_event_after_the_deadline_is_too_late"],
     },
     Mutant {
         name: "worker: read an event without a payload as a timeout",
@@ -74,7 +74,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn into_payload(",
         find: "self.event.map(|_| self.payload.unwrap_or_default())",
         replace: "self.event.and(self.payload)",
-        caught_by: &["steps::sqlite::an_event_without_a_payload_stays_an_event"],
+        caught_by: &["step_events::sqlite::an_event_without_a_payload_stays_an_event"],
     },
     Mutant {
         name: "worker: repeat a step whose commit got no reply",
@@ -140,7 +140,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "async fn is_any_emitted(",
         find: "fetch_one(&mut *tx.connection).await?)",
         replace: "fetch_one(&mut *tx.connection).await? && false)",
-        caught_by: &["steps::postgres::an_event_emitted_while_the_job_is_being_suspended_is_found"],
+        caught_by: &["step_events::postgres::an_event_emitted_while_the_job_is_being_suspended_is_found"],
     },
     Mutant {
         name: "postgres: suspend a job without the lock on its events",
@@ -164,7 +164,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const WAKE",
         find: "and w.lease_no = a.lease_no\n                  and w.held",
         replace: "and w.held",
-        caught_by: &["steps::postgres::a_wait_that_was_left_behind_wakes_nothing"],
+        caught_by: &["step_events::postgres::a_wait_that_was_left_behind_wakes_nothing"],
     },
     Mutant {
         name: "postgres: forget an event whose job is locked",
@@ -172,7 +172,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const WAKE",
         find: "and e.name not in (select event from locked)",
         replace: "",
-        caught_by: &["steps::postgres_only::an_event_whose_job_is_locked_is_delivered_later"],
+        caught_by: &["step_events::postgres_only::an_event_whose_job_is_locked_is_delivered_later"],
     },
     Mutant {
         name: "postgres: replace an expired event that a woken job has to read",
@@ -180,7 +180,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "macro_rules! is_expired",
         find: "where w.event = e.name\n                      and w.woken",
         replace: "where false",
-        caught_by: &["steps::postgres::an_expired_event_that_a_woken_job_has_to_read_is_not_replaced"],
+        caught_by: &["step_events::postgres::an_expired_event_that_a_woken_job_has_to_read_is_not_replaced"],
     },
     Mutant {
         name: "postgres: find an expired event",
@@ -188,7 +188,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const EVENTS",
         find: "and not ",
         replace: "and true or not ",
-        caught_by: &["steps::postgres::an_expired_event_counts_as_absent"],
+        caught_by: &["step_events::postgres::an_expired_event_counts_as_absent"],
     },
     Mutant {
         name: "wake: do not notify of an event that was emitted in SQL",
@@ -204,7 +204,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "macro_rules! is_expired",
         find: "and not e.fresh",
         replace: "",
-        caught_by: &["steps::postgres::old_events_are_removed_and_undelivered_ones_are_kept"],
+        caught_by: &["step_events::postgres::old_events_are_removed_and_undelivered_ones_are_kept"],
     },
     Mutant {
         name: "postgres: run a step in a transaction under a lost lease",
@@ -213,7 +213,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "(held == Fenced::Held).then_some",
         replace: "(held == held).then_some",
         caught_by: &[
-            "steps::postgres_only::a_step_in_a_transaction_under_a_lost_lease_rolls_everything_back",
+            "step_transactions::postgres_only::a_step_in_a_transaction_under_a_lost_lease_rolls_everything_back",
         ],
     },
     Mutant {
@@ -247,7 +247,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn end_with_more(",
         find: "if is_emitted {",
         replace: "if is_emitted && false {",
-        caught_by: &["steps::sqlite::an_event_emitted_while_the_job_is_being_suspended_is_found"],
+        caught_by: &["step_events::sqlite::an_event_emitted_while_the_job_is_being_suspended_is_found"],
     },
     Mutant {
         name: "sqlite: wake a job for a wait that an earlier lease left behind",
@@ -255,7 +255,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn wake(",
         find: "if seen.lease_no == lease_no",
         replace: "if seen.lease_no >= lease_no",
-        caught_by: &["steps::sqlite::a_wait_that_was_left_behind_wakes_nothing"],
+        caught_by: &["step_events::sqlite::a_wait_that_was_left_behind_wakes_nothing"],
     },
     Mutant {
         name: "sqlite: repair an event that was delivered to all jobs",
@@ -271,6 +271,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "macro_rules! is_expired",
         find: "and waits.woken = 1",
         replace: "and waits.woken = 2",
-        caught_by: &["steps::sqlite::an_expired_event_that_a_woken_job_has_to_read_is_not_replaced"],
+        caught_by: &["step_events::sqlite::an_expired_event_that_a_woken_job_has_to_read_is_not_replaced"],
     },
 ];

@@ -41,7 +41,7 @@
 //!
 //! The jobs of groups are not in segments. Their groups wait in lines (`turns.rs`), one per queue
 //! and priority. For the same reasons, the cursor keeps a position in each line, and one for each group
-//! that it has served ([`positions`]). A head scan forgets the positions in lines.
+//! that it has served (`positions.rs`). A head scan forgets the positions in lines.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
