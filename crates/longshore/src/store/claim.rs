@@ -76,7 +76,7 @@ pub struct Claims {
     pub jobs: Vec<Claimed>,
     /// Whether more jobs may be due: claim again without waiting.
     pub more: bool,
-    /// When a rate lets the next job start, if one waits for that.
+    /// When to claim again, if a job waits for that: a rate lets it start, or a head scan can find it.
     pub again_in: Option<Duration>,
 }
 

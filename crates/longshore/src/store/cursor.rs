@@ -59,8 +59,6 @@ mod positions;
 const HEAD_SCAN_INTERVAL: Duration = Duration::from_millis(250);
 /// The minimum pause after a head scan, as a multiple of its duration.
 const HEAD_SCAN_PAUSE: u32 = 10;
-/// How often the time of a look behind the position in a group counts.
-const LOOK_WEIGHT: u32 = 2;
 /// How long a worker waits for a head scan after a claim that found jobs.
 #[cfg(any(feature = "api", feature = "worker"))]
 const HEAD_SCAN_AFTER_WORK: Duration = Duration::from_millis(5);
@@ -107,6 +105,8 @@ pub struct ClaimCursor {
     /// Whether groups come first where jobs with and without a group have the same priority. The
     /// sides take turns.
     groups_first: bool,
+    /// Whether a due job was left in a group since the last head scan, perhaps behind the position.
+    left_behind_position: bool,
     /// Whether a group with a limit was served since the last head scan.
     saw_limited_group: bool,
     /// When a rate lets a job start that waits for it, by the engine's clock.
@@ -365,9 +365,10 @@ impl ClaimCursor {
         }
         match self.always_head {
             true => self.groups.clear(),
-            false => self.groups.uncheck(),
+            false => self.groups.uncheck(now),
         }
         self.saw_limited_group = false;
+        self.left_behind_position = false;
         self.next_start = next_start;
     }
 
@@ -438,20 +439,15 @@ impl ClaimCursor {
         self.pass_turn(queue, priority, position.min(LinePosition { at: now - LATE_COMMIT, id: 0 }));
     }
 
-    /// Counts the time of a look behind the position in a group as part of the last head scan.
-    #[cfg_attr(
-        not(any(feature = "postgres", test)),
-        expect(dead_code, reason = "SQLite reads from the head")
-    )]
-    pub(crate) fn charge_look(&mut self, took: Duration) {
-        if let Some(last) = &mut self.last_head_scan {
-            last.took += took * LOOK_WEIGHT;
-        }
-    }
-
     /// Records a group with a limit.
     pub(crate) fn note_limited_group(&mut self) {
         self.saw_limited_group = true;
+    }
+
+    /// Records that a due job was left in a group and may be behind the position.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite reads from the head"))]
+    pub(crate) fn note_job_behind_position(&mut self) {
+        self.left_behind_position = true;
     }
 
     /// Records when a rate lets a job start that waits.
@@ -459,10 +455,17 @@ impl ClaimCursor {
         self.next_start = Some(self.next_start.map_or(at, |next| next.min(at)));
     }
 
-    /// How long after the last scan a rate lets the next job start.
-    pub(crate) fn again_in(&self) -> Option<Duration> {
-        let (next, now) = self.next_start.zip(self.scanned_at)?;
-        Some((next - now).to_std().unwrap_or(Duration::ZERO))
+    /// How long to wait before claiming again: until a rate lets the next job start or, if a job may be behind the position in
+    /// a group, until a head scan makes claims look there.
+    pub(crate) fn again_in(&self, now: Instant) -> Option<Duration> {
+        let start = self.next_start.zip(self.scanned_at);
+        let start = start.map(|(next, scanned_at)| (next - scanned_at).to_std().unwrap_or(Duration::ZERO));
+        let look = self.left_behind_position.then(|| {
+            let head = self.last_head_scan.map(|last| last.ended + last.took * HEAD_SCAN_PAUSE);
+            let head = head.map_or(Duration::ZERO, |due| due.saturating_duration_since(now));
+            self.groups.pause_of_looks(now).unwrap_or_default().max(head)
+        });
+        start.into_iter().chain(look).min()
     }
 
     /// Records whether the claim got as many jobs as it wanted.
@@ -654,21 +657,6 @@ mod tests {
         cursor.set_segments(vec![segment("default", 0)], true, NOW);
         cursor.note_wake_up();
         assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Head, "a suspect may come first");
-    }
-
-    #[test]
-    fn looks_behind_positions_in_groups_count_as_part_of_the_head_scan() {
-        let (mut cursor, t0) = (ClaimCursor::default(), Instant::now());
-        cursor.start(&request(), t0);
-        cursor.head_scanned(t0, t0 + TOOK);
-        cursor.set_full(true);
-        cursor.charge_look(14 * TOOK);
-        cursor.charge_look(10 * TOOK);
-        // 1 for the head scan and twice 24 for the looks, times ten, after its end.
-        assert_eq!(cursor.start(&request(), t0 + 490 * TOOK), Start::Resume);
-        assert_eq!(cursor.start(&request(), t0 + 491 * TOOK), Start::Head);
-        cursor.head_scanned(t0 + 491 * TOOK, t0 + 492 * TOOK);
-        assert_eq!(cursor.start(&request(), t0 + 742 * TOOK), Start::Head, "the next one starts at zero");
     }
 
     #[test]

@@ -50,6 +50,7 @@ cases! {
     a_lifted_limit_starts_waiting_jobs,
     the_end_of_a_job_starts_the_next_one_of_its_group,
     a_recovered_lease_starts_the_next_job_of_its_group,
+    jobs_that_are_due_before_others_of_their_group_start,
     a_changed_group_starts_its_jobs,
     changed_defaults_start_the_jobs_of_groups,
     an_event_starts_the_job_that_waits_for_it,
@@ -175,6 +176,17 @@ async fn a_recovered_lease_starts_the_next_job_of_its_group(fixture: Fixture) {
     let interruption = Interruption { max_interruptions: 1, ..Interruption::default() };
     fixture.sweep(&SweepOptions { interruption, ..SweepOptions::default() }).await.expect("sweep");
     must_start(&fixture, running, id).await;
+}
+
+/// The worker has a position behind these jobs. It looks behind the position only now and then, and must
+/// claim again when it may.
+async fn jobs_that_are_due_before_others_of_their_group_start(fixture: Fixture) {
+    let running = idle_worker(&fixture).await;
+    for round in 0..30 {
+        let id = fixture.add(job("mail").group("acme").run_at(start() - SECOND * round)).await;
+        until_status(&fixture, id, Status::Succeeded).await;
+    }
+    running.stop().await;
 }
 
 async fn a_changed_group_starts_its_jobs(fixture: Fixture) {

@@ -2,12 +2,14 @@
 //!
 //! A position is **unchecked** after a head scan, and is not used. The next claim that serves the
 //! group looks for jobs behind the position. If there are none, it uses the position again; otherwise the
-//! position moves back to the first of them. On Postgres the look reads all entries behind the position. Its
-//! time counts twice as part of the head scan, so that the next head scan comes later: head scans take at
-//! most about a tenth of the time, and looks a twentieth. A group without a position is new: its claim reads
-//! from the head, as it has to, and that is no part of a head scan.
+//! position moves back to the first of them. On Postgres the look reads all entries behind the position,
+//! and while a snapshot is held those become more and more. So a head scan leaves the positions checked until
+//! [`LOOK_PAUSE`] times the duration of the last looks has passed: looks take at most a fortieth of the time,
+//! and they do not make head scans rarer. A group without a position is new: its claim reads from the head,
+//! as it has to, and that is no look.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -16,10 +18,18 @@ use super::{Position, exhausted_at};
 
 /// More positions than this are not worth their memory.
 const MAX_POSITIONS: usize = 10_000;
+/// The minimum pause after a look, as a multiple of its duration.
+const LOOK_PAUSE: u32 = 40;
 
-/// Positions by queue, group and priority.
 #[derive(Debug, Default)]
-pub(crate) struct GroupPositions(HashMap<(String, String, i16), GroupPosition>);
+pub(crate) struct GroupPositions {
+    /// By queue, group and priority.
+    positions: HashMap<(String, String, i16), GroupPosition>,
+    /// Until when head scans leave the positions checked.
+    no_looks_until: Option<Instant>,
+    /// How long all looks took.
+    looked: Duration,
+}
 
 /// A position in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,10 +56,10 @@ impl GroupPositions {
     }
 
     fn get(&self, queue: &str, group: &str, priority: i16) -> Option<GroupPosition> {
-        if self.0.is_empty() {
+        if self.positions.is_empty() {
             return None;
         }
-        self.0.get(&(queue.to_owned(), group.to_owned(), priority)).copied()
+        self.positions.get(&(queue.to_owned(), group.to_owned(), priority)).copied()
     }
 
     /// Records a look behind the unchecked position in a group. `first` is when the first job there is due.
@@ -64,7 +74,7 @@ impl GroupPositions {
         priority: i16,
         first: Option<DateTime<Utc>>,
     ) {
-        if let Some(known) = self.0.get_mut(&(queue.to_owned(), group.to_owned(), priority)) {
+        if let Some(known) = self.positions.get_mut(&(queue.to_owned(), group.to_owned(), priority)) {
             let before_first = first.map(|run_at| Position { run_at, id: Uuid::nil() });
             let after = before_first.map_or(known.after, |before| before.min(known.after));
             *known = GroupPosition { after, checked: true };
@@ -86,25 +96,53 @@ impl GroupPositions {
         let position = if short { last.map(|last| last.min(exhausted_at(now))) } else { last };
         let Some(position) = position else { return };
         let key = (queue.to_owned(), group.to_owned(), priority);
-        let after = match self.0.get(&key) {
+        let after = match self.positions.get(&key) {
             Some(known) if known.checked => position.max(known.after),
-            None if self.0.len() >= MAX_POSITIONS => return,
+            None if self.positions.len() >= MAX_POSITIONS => return,
             _ => position,
         };
-        self.0.insert(key, GroupPosition { after, checked: true });
+        self.positions.insert(key, GroupPosition { after, checked: true });
     }
 
-    /// Makes claims look behind the positions again, after a head scan. If there are too many, those of groups that
-    /// were not served since the last one make room for others.
-    pub(super) fn uncheck(&mut self) {
-        if self.0.len() >= MAX_POSITIONS {
-            self.0.retain(|_, position| position.checked);
+    /// Records how long a look took that ended at `now`.
+    #[cfg_attr(
+        not(any(feature = "postgres", test)),
+        expect(dead_code, reason = "SQLite reads from the head")
+    )]
+    pub(crate) fn charge_look(&mut self, took: Duration, now: Instant) {
+        let from = self.no_looks_until.map_or(now, |until| until.max(now));
+        self.no_looks_until = Some(from + took * LOOK_PAUSE);
+        self.looked += took;
+    }
+
+    /// For how long head scans leave the positions checked.
+    pub(super) fn pause_of_looks(&self, now: Instant) -> Option<Duration> {
+        self.no_looks_until
+            .and_then(|until| until.checked_duration_since(now))
+            .filter(|pause| !pause.is_zero())
+    }
+
+    /// How long all looks took so far.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite reads from the head"))]
+    pub(crate) fn looked(&self) -> Duration {
+        self.looked
+    }
+
+    /// Makes claims look behind the positions again, after a head scan at `now`, unless that takes too much of the
+    /// time. If there are too many positions, those of groups that were not served since the last time make room
+    /// for others.
+    pub(super) fn uncheck(&mut self, now: Instant) {
+        if self.pause_of_looks(now).is_some() {
+            return;
         }
-        self.0.values_mut().for_each(|position| position.checked = false);
+        if self.positions.len() >= MAX_POSITIONS {
+            self.positions.retain(|_, position| position.checked);
+        }
+        self.positions.values_mut().for_each(|position| position.checked = false);
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.positions.clear();
     }
 }
 
@@ -134,21 +172,44 @@ mod tests {
     }
 
     #[test]
+    fn looks_take_a_fortieth_of_the_time() {
+        const TOOK: Duration = Duration::from_millis(1);
+        let (mut positions, t0) = (served(), Instant::now());
+        positions.uncheck(t0);
+        // Two claims serve the group's priorities one after the other.
+        positions.charge_look(2 * TOOK, t0 + 10 * TOOK);
+        positions.looked_behind("default", "acme", 0, None);
+        positions.charge_look(3 * TOOK, t0 + 20 * TOOK);
+        positions.uncheck(t0 + 209 * TOOK);
+        assert_eq!(positions.pause_of_looks(t0 + 209 * TOOK), Some(TOOK));
+        assert_eq!(acme(&positions), (Some(at(50)), None), "another look would be too early");
+        positions.uncheck(t0 + 210 * TOOK);
+        assert_eq!(acme(&positions), (None, Some(at(50))));
+        positions.charge_look(TOOK, t0 + 1000 * TOOK);
+        positions.looked_behind("default", "acme", 0, None);
+        positions.uncheck(t0 + 1039 * TOOK);
+        assert_eq!(acme(&positions), (Some(at(50)), None), "unused time is not saved up");
+        positions.uncheck(t0 + 1040 * TOOK);
+        assert_eq!(acme(&positions), (None, Some(at(50))));
+        assert_eq!(positions.looked(), 6 * TOOK);
+    }
+
+    #[test]
     fn a_position_is_used_after_a_head_scan_once_a_look_finds_nothing_behind_it() {
         let mut positions = served();
         assert_eq!(acme(&positions), (Some(at(50)), None));
-        positions.uncheck();
+        positions.uncheck(Instant::now());
         assert_eq!(acme(&positions), (None, Some(at(50))));
         positions.looked_behind("default", "acme", 0, None);
         assert_eq!(acme(&positions), (Some(at(50)), None));
-        positions.uncheck();
+        positions.uncheck(Instant::now());
         assert_eq!(acme(&positions), (None, Some(at(50))), "every head scan asks for a look");
     }
 
     #[test]
     fn a_job_behind_the_position_moves_it_back() {
         let mut positions = served();
-        positions.uncheck();
+        positions.uncheck(Instant::now());
         positions.looked_behind("default", "acme", 0, Some(at(20).run_at));
         let (after, _) = acme(&positions);
         assert!(after < Some(at(20)), "{after:?}");
@@ -159,7 +220,7 @@ mod tests {
     #[test]
     fn a_claim_that_reads_a_group_from_its_head_replaces_the_unchecked_position() {
         let mut positions = served();
-        positions.uncheck();
+        positions.uncheck(Instant::now());
         serve(&mut positions, "acme", 20);
         assert_eq!(acme(&positions), (Some(at(20)), None));
         serve(&mut positions, "acme", 10);
@@ -174,9 +235,9 @@ mod tests {
         }
         serve(&mut positions, "one more", 50);
         assert_eq!(positions.position("default", "one more", 0), None);
-        positions.uncheck();
+        positions.uncheck(Instant::now());
         positions.looked_behind("default", "acme", 0, None);
-        positions.uncheck();
+        positions.uncheck(Instant::now());
         assert_eq!(acme(&positions), (None, Some(at(50))), "it was served");
         serve(&mut positions, "one more", 50);
         assert_eq!(positions.position("default", "one more", 0), Some(at(50)));

@@ -62,11 +62,15 @@ async fn claim_once(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimC
         let may_scan_head = cursor.may_scan_head(Instant::now());
         // Return the jobs found so far before a head scan; the next claim can make it.
         if more || !jobs.is_empty() || !may_scan_head {
-            return Ok(Claims { jobs, more: more || may_scan_head, again_in: cursor.again_in() });
+            return Ok(Claims {
+                jobs,
+                more: more || may_scan_head,
+                again_in: cursor.again_in(Instant::now()),
+            });
         }
     }
     let more = claim_from_head(tx, request, cursor, &mut jobs).await?;
-    Ok(Claims { jobs, more, again_in: cursor.again_in() })
+    Ok(Claims { jobs, more, again_in: cursor.again_in(Instant::now()) })
 }
 
 async fn claim_from_head(
@@ -75,7 +79,7 @@ async fn claim_from_head(
     cursor: &mut ClaimCursor,
     jobs: &mut Vec<Claimed>,
 ) -> Sql<bool> {
-    let began = Instant::now();
+    let (began, looked) = (Instant::now(), cursor.groups.looked());
     let found = discover(tx, request, cursor).await?;
     let mut more = false;
     if found.any {
@@ -83,7 +87,8 @@ async fn claim_from_head(
     } else {
         cursor.advance(&[], false, Some(found.now));
     }
-    cursor.head_scanned(began, Instant::now());
+    // Looks have a pause of their own.
+    cursor.head_scanned(began + (cursor.groups.looked() - looked), Instant::now());
     Ok(more)
 }
 

@@ -302,6 +302,8 @@ struct Visited {
     has_suspects: bool,
     /// How many turns were merged.
     turns: i64,
+    /// Whether the claim resumes at a position and does not look behind it.
+    resumes: bool,
 }
 
 /// Takes up to `wanted` jobs of groups with one priority. Runs in the caller's transaction. Returns
@@ -467,6 +469,9 @@ async fn serve(
         {
             cursor.note_next_start(at);
         }
+        if group.resumes && count < *own && next_job.is_some_and(|at| at <= now) {
+            cursor.note_job_behind_position();
+        }
         if group.visit.gate.max_running.is_some() {
             cursor.note_limited_group();
         }
@@ -504,10 +509,12 @@ async fn visit(
     let began = Instant::now();
     let rows = bind_filter(query, request).fetch_all(&mut *tx.connection).await?;
     if unchecked.iter().any(Option::is_some) {
-        cursor.charge_look(began.elapsed());
+        let now = Instant::now();
+        cursor.groups.charge_look(now - began, now);
     }
     let mut visited = Vec::with_capacity(rows.len());
     for ((row, locked), unchecked) in rows.iter().zip(groups()).zip(unchecked) {
+        let resumes = cursor.groups.position(&locked.queue, &locked.group, priority).is_some();
         if unchecked.is_some() {
             cursor.groups.looked_behind(&locked.queue, &locked.group, priority, row.try_get(14)?);
         }
@@ -532,6 +539,7 @@ async fn visit(
             lower: row.try_get(9)?,
             has_suspects: row.try_get(10)?,
             turns: row.try_get(13)?,
+            resumes,
         });
     }
     Ok(visited)

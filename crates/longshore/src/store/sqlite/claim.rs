@@ -689,7 +689,7 @@ impl<'a> ClaimRun<'a> {
             self.leased.sort_by_key(|job| Reverse(job.priority));
         }
         let more = self.wanted == 0 || self.has_more;
-        Claims { jobs: self.leased, more, again_in: cursor.again_in() }
+        Claims { jobs: self.leased, more, again_in: cursor.again_in(Instant::now()) }
     }
 }
 
