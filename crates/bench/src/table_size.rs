@@ -403,7 +403,7 @@ impl FilledTables<'_> {
         .await?;
         let cursor = deep.map(JobId);
         let all = ListFilter::default;
-        let status = |status| ListFilter { status: Some(status), ..all() };
+        let status = |status| ListFilter { statuses: vec![status], ..all() };
         let filters = [
             ("list, newest", all()),
             ("list, succeeded", status(Status::Succeeded)),

@@ -26,7 +26,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::duration;
 
 pub(crate) use api::{ApiCommand, BenchArgs};
-pub(crate) use bulk::{BulkArgs, Confirm, Filter};
+pub(crate) use bulk::{BulkArgs, Confirm, Filter, Since};
 pub(crate) use config::{Config, Show, Shown};
 pub(crate) use cron::{Cron, CronAdd};
 pub(crate) use dead::{Dead, DeadList, Purge, Redrive};

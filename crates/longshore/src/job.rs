@@ -29,6 +29,18 @@ impl JobId {
     pub fn new() -> Self {
         JobId(Uuid::now_v7())
     }
+
+    /// The time in the id, by the clock of the process that created it; `None` if it is no UUID v7.
+    ///
+    /// ```
+    /// let id: longshore::JobId = "01990a2b-0000-7000-8000-0123456789ab".parse()?;
+    /// assert_eq!(id.created_at().unwrap().to_rfc3339(), "2025-09-02T11:23:34.272+00:00");
+    /// # Ok::<(), longshore::Error>(())
+    /// ```
+    pub fn created_at(&self) -> Option<DateTime<Utc>> {
+        let (seconds, nanos) = self.0.get_timestamp()?.to_unix();
+        DateTime::from_timestamp(i64::try_from(seconds).ok()?, nanos)
+    }
 }
 
 impl fmt::Display for JobId {

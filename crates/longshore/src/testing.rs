@@ -352,19 +352,19 @@ impl Queue {
 
     async fn waiting(&self, kind: &str) -> Vec<JobRecord> {
         let mut found = Vec::new();
-        for status in [Status::Queued, Status::Retrying] {
-            let mut filter =
-                ListFilter { status: Some(status), kind: Some(kind.to_owned()), ..ListFilter::default() };
-            loop {
-                let page = self.client.list(&filter).await.unwrap_or_else(|error| fail("list", &error));
-                found.extend(page.jobs);
-                filter.cursor = page.next;
-                if filter.cursor.is_none() {
-                    break;
-                }
+        let mut filter = ListFilter {
+            statuses: vec![Status::Queued, Status::Retrying],
+            kind: Some(kind.to_owned()),
+            ..ListFilter::default()
+        };
+        loop {
+            let page = self.client.list(&filter).await.unwrap_or_else(|error| fail("list", &error));
+            found.extend(page.jobs);
+            filter.cursor = page.next;
+            if filter.cursor.is_none() {
+                break;
             }
         }
-        found.sort_by_key(|job| std::cmp::Reverse(job.id));
         found
     }
 }

@@ -92,7 +92,7 @@ impl Since {
     }
 }
 
-fn since(text: &str) -> Result<Since, String> {
+pub(super) fn since(text: &str) -> Result<Since, String> {
     if let Ok(at) = rfc3339(text) {
         return Ok(Since::At(at));
     }

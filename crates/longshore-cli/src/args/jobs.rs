@@ -3,7 +3,7 @@
 use clap::{ArgGroup, Args, Subcommand};
 use longshore::{IdPattern, JobId, Status};
 
-use super::bulk::BulkArgs;
+use super::bulk::{BulkArgs, Since, since};
 use super::{Repeat, WhenArgs, values};
 
 #[derive(Debug, Subcommand)]
@@ -17,6 +17,7 @@ pub(crate) enum Jobs {
 Examples:
   longshore jobs list --status retrying --kind send_email
   longshore jobs list --tag nightly --limit 200
+  longshore jobs list --status failed_permanent,retrying --error timeout --newer-than 1d
   longshore jobs list --status running --watch
   longshore jobs list --json | jq -r '.jobs[].id'")]
     List(List),
@@ -93,9 +94,9 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only jobs in this status
-    #[arg(long, value_parser = values::status())]
-    pub(crate) status: Option<Status>,
+    /// Only jobs in this status, or in one of several, separated by commas
+    #[arg(long, value_delimiter = ',', value_parser = values::status())]
+    pub(crate) status: Vec<Status>,
 
     /// Only jobs of this kind
     #[arg(long)]
@@ -105,9 +106,33 @@ pub(crate) struct List {
     #[arg(long)]
     pub(crate) queue: Option<String>,
 
+    /// Only jobs of this group
+    #[arg(long)]
+    pub(crate) group: Option<String>,
+
     /// Only jobs with this tag
     #[arg(long)]
     pub(crate) tag: Option<String>,
+
+    /// Only jobs whose last error contains this text
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) error: Option<String>,
+
+    /// Only jobs that were enqueued longer ago than this, like 7d, or before this time
+    #[arg(long, value_name = "DURATION|RFC3339", value_parser = since)]
+    pub(crate) older_than: Option<Since>,
+
+    /// Only jobs that were enqueued within this period, like 1h, or after this time
+    #[arg(long, value_name = "DURATION|RFC3339", value_parser = since)]
+    pub(crate) newer_than: Option<Since>,
+
+    /// Only jobs that ended longer ago than this, or before this time
+    #[arg(long, value_name = "DURATION|RFC3339", value_parser = since)]
+    pub(crate) ended_before: Option<Since>,
+
+    /// Only jobs that ended within this period, or after this time
+    #[arg(long, value_name = "DURATION|RFC3339", value_parser = since)]
+    pub(crate) ended_after: Option<Since>,
 
     /// Only the job with this idempotency key
     #[arg(long, value_name = "KEY")]

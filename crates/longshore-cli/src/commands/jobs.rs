@@ -5,7 +5,7 @@ mod record;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Datelike, Utc};
+use chrono::{DateTime, Datelike, SecondsFormat, Utc};
 use longshore::worker::Signals;
 use longshore::{IdPattern, JobId, ListFilter, Status};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use super::enqueue::{StartTime, read_json};
 use super::find::{self, job_id};
 use super::repeat::repeat;
 use super::stats::seconds;
-use crate::args::{self, Jobs, PageArgs};
+use crate::args::{self, Jobs, PageArgs, Since};
 use crate::endpoint::{Endpoint, Reply, Request};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Fit, Out, RawObject, Table, counted, or_dash, quote};
@@ -40,19 +40,32 @@ pub(super) async fn run(endpoint: &Endpoint, command: Jobs, out: &Out) -> Outcom
 }
 
 async fn list(endpoint: &Endpoint, args: &args::List, out: &Out) -> Outcome {
-    let (status, page) = (args.status.map(Status::as_str), &args.page);
+    let page = &args.page;
+    let statuses = args.status.iter().map(|status| status.as_str()).collect::<Vec<_>>().join(",");
+    let time = |since: Option<Since>| {
+        since.map(|since| since.instant().to_rfc3339_opts(SecondsFormat::Millis, true))
+    };
+    let [older_than, newer_than, ended_before, ended_after] =
+        [args.older_than, args.newer_than, args.ended_before, args.ended_after].map(time);
     let filter = [
-        ("status", status),
+        ("status", (!statuses.is_empty()).then_some(statuses.as_str())),
         ("kind", args.kind.as_deref()),
         ("queue", args.queue.as_deref()),
+        ("group", args.group.as_deref()),
         ("tag", args.tag.as_deref()),
+        ("error", args.error.as_deref()),
+        ("older_than", older_than.as_deref()),
+        ("newer_than", newer_than.as_deref()),
+        ("ended_before", ended_before.as_deref()),
+        ("ended_after", ended_after.as_deref()),
         ("idempotency_key", args.idempotency_key.as_deref()),
         ("unique_key", args.unique_key.as_deref()),
     ];
     let get = async |page: &PageArgs| page_request(endpoint.get(&["jobs"]), &filter, page, out)?.send().await;
     let reply = full_page(page, out, get).await?;
     let next = next_page("longshore jobs list", &filter, page);
-    if print_page(&reply, &next, "no jobs match", args.status, out)? == Shown::Nothing {
+    let status = if let [status] = args.status[..] { Some(status) } else { None };
+    if print_page(&reply, &next, "no jobs match", status, out)? == Shown::Nothing {
         find::suggest_filter(endpoint, args.kind.as_deref(), args.queue.as_deref(), out).await;
     }
     Ok(Code::Done)

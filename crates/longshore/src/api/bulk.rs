@@ -125,7 +125,7 @@ pub(super) async fn bulk(
     caller.may_use_queue_or_all(queue.as_deref())?;
     let limit = check_range("limit", body.limit.unwrap_or(1000), MAX_JOBS)?;
     let mut filter = ListFilter {
-        status,
+        statuses: status.into_iter().collect(),
         kind,
         queue,
         tag,

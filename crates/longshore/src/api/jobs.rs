@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
@@ -107,15 +107,34 @@ pub(super) async fn find(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
-    /// Only jobs with this status.
-    #[param(value_type = Option<StatusSchema>)]
+    /// Only jobs with this status, or with one of several, separated by commas.
+    #[param(value_type = Option<Vec<StatusSchema>>, style = Form, explode = false)]
     status: Option<String>,
     /// Only jobs of this kind.
     kind: Option<String>,
     /// Only jobs of this queue.
     queue: Option<String>,
+    /// Only jobs of this group.
+    group: Option<String>,
     /// Only jobs with this tag.
     tag: Option<String>,
+    /// Only jobs whose last error contains this text, in upper or lower case: of those that failed, were
+    /// cancelled, run or are tried again.
+    error: Option<String>,
+    /// Only jobs whose id begins with these characters, at least 4, or has this short form.
+    #[param(
+        example = "01990a2b",
+        pattern = r"^-*([0-9a-fA-F]-*){4,32}$|^-*([0-9a-fA-F]-*){8,31}\.\.-*([0-9a-fA-F]-*){0,12}$"
+    )]
+    id: Option<String>,
+    /// Only jobs created at this time or later.
+    newer_than: Option<DateTime<Utc>>,
+    /// Only jobs created before this time.
+    older_than: Option<DateTime<Utc>>,
+    /// Only jobs that ended at this time or later.
+    ended_after: Option<DateTime<Utc>>,
+    /// Only jobs that ended before this time.
+    ended_before: Option<DateTime<Utc>>,
     /// Only jobs with this idempotency key.
     idempotency_key: Option<String>,
     /// Only unfinished jobs with this unique key.
@@ -146,7 +165,9 @@ pub(super) struct ListQuery {
     params(ListQuery),
     responses(
         (status = 200, description = "A page of jobs, which may be shorter than `limit`: it ends after about 4 MiB, and when the search for matching jobs has taken 80 ms. `Link` is the next page, if there is one.",
-         body = Vec<JobSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
+         body = Vec<JobSchema>, headers(
+             ("Link" = String, description = "`<…>; rel=\"next\"`"),
+             ("Longshore-Searched-Back-To" = DateTime<Utc>, description = "If the page is short because the search took too long: jobs created since this time were examined. The next page continues there."))),
         (status = 400, description = "A parameter is invalid.", body = ProblemBody),
     ),
 )]
@@ -157,25 +178,38 @@ pub(super) async fn list(
     Query(query): Query<ListQuery>,
 ) -> ApiResult<Response> {
     caller.may_use_queue_or_all(query.queue.as_deref())?;
+    let statuses = query.status.as_deref().into_iter().flat_map(|list| list.split(','));
     let filter = ListFilter {
-        status: query.status.as_deref().map(str::parse).transpose().map_err(Problem::in_url)?,
+        statuses: statuses.map(str::parse).collect::<Result<_, _>>().map_err(Problem::in_url)?,
         kind: query.kind.clone(),
         queue: query.queue.clone(),
+        group: query.group.clone(),
         tag: query.tag.clone(),
+        error: query.error.clone(),
+        id: query.id.as_deref().map(str::parse).transpose().map_err(Problem::in_url)?,
         idempotency_key: query.idempotency_key.clone(),
         unique_key: query.unique_key.clone(),
+        newer_than: query.newer_than,
+        older_than: query.older_than,
+        ended_after: query.ended_after,
+        ended_before: query.ended_before,
         cursor: query.cursor.map(JobId),
         offset: skipped(query.offset),
         limit: page_size(query.limit),
         payloads: payloads(query.payload),
         ..ListFilter::default()
     };
-    refuse_nul(
-        [&filter.kind, &filter.queue, &filter.tag, &filter.idempotency_key, &filter.unique_key]
-            .map(|text| text.as_deref()),
-    )?;
+    let ListFilter { kind, queue, group, tag, error, idempotency_key, unique_key, .. } = &filter;
+    refuse_nul([kind, queue, group, tag, error, idempotency_key, unique_key].map(|text| text.as_deref()))?;
     let page = server.client.list(&filter).await.map_err(Problem::in_url)?;
-    Ok(page_response(&page, &uri))
+    let mut response = page_response(&page, &uri);
+    if page.jobs.len() < filter.limit as usize
+        && let Some(searched) = page.next.and_then(|next| next.created_at())
+        && let Ok(searched) = HeaderValue::from_str(&searched.to_rfc3339_opts(SecondsFormat::Millis, true))
+    {
+        response.headers_mut().insert("longshore-searched-back-to", searched);
+    }
+    Ok(response)
 }
 
 /// The page size for a requested `limit`.

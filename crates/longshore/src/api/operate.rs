@@ -279,7 +279,7 @@ pub(super) async fn dead_letters(
 ) -> ApiResult<Response> {
     caller.may_use_queue_or_all(query.queue.as_deref())?;
     let filter = ListFilter {
-        status: Some(Status::FailedPermanent),
+        statuses: vec![Status::FailedPermanent],
         kind: query.kind,
         queue: query.queue,
         cursor: query.cursor.map(JobId),

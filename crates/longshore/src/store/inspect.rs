@@ -3,11 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, Status};
 
 /// A short summary of a job, without its payload.
@@ -30,14 +31,21 @@ pub struct Glance {
 /// Which jobs to list. A job must match every field that is set.
 #[derive(Clone, Debug)]
 pub struct ListFilter {
-    /// Jobs in this status.
-    pub status: Option<Status>,
+    /// Jobs in one of these statuses. Empty means any.
+    pub statuses: Vec<Status>,
     /// Jobs of this kind.
     pub kind: Option<String>,
     /// Jobs of this queue.
     pub queue: Option<String>,
+    /// Jobs of this group.
+    pub group: Option<String>,
     /// Jobs with this tag.
     pub tag: Option<String>,
+    /// Jobs whose last error contains this text, whatever the case of the letters A to Z. Only jobs that
+    /// failed, were cancelled or are tried again have one that counts.
+    pub error: Option<String>,
+    /// Jobs whose ids match.
+    pub id: Option<IdPattern>,
     /// The job with this idempotency key, its own or that of a request merged into it.
     pub idempotency_key: Option<String>,
     /// The live job with this unique key.
@@ -47,6 +55,10 @@ pub struct ListFilter {
     pub older_than: Option<DateTime<Utc>>,
     /// Jobs created at this instant or later, by the same time.
     pub newer_than: Option<DateTime<Utc>>,
+    /// Jobs that ended before this instant.
+    pub ended_before: Option<DateTime<Utc>>,
+    /// Jobs that ended at this instant or later.
+    pub ended_after: Option<DateTime<Utc>>,
     /// Continue after this job: jobs with lower ids.
     pub cursor: Option<JobId>,
     /// Skip this many matches; at most 10,000.
@@ -86,6 +98,13 @@ impl ListFilter {
     /// index of the queue and sorts them. If more do, it finds them soon by walking the
     /// table.
     pub(crate) const MAX_SORTED: u32 = 10_000;
+    /// A job that has ended was created before that, unless the clock of the process that created
+    /// its id was ahead by more than this.
+    const CLOCK_SKEW: TimeDelta = TimeDelta::minutes(5);
+    /// The statuses of jobs whose last error counts.
+    const WITH_ERROR: [Status; 4] =
+        [Status::Running, Status::Retrying, Status::FailedPermanent, Status::Cancelled];
+    const ENDED: [Status; 3] = [Status::Succeeded, Status::FailedPermanent, Status::Cancelled];
 }
 
 impl ListFilter {
@@ -103,23 +122,72 @@ impl ListFilter {
     /// (inclusive). Ids start with their creation time, so a time is a bound on ids.
     pub(crate) fn id_bounds(&self) -> (Option<Uuid>, Option<Uuid>) {
         let cursor = self.cursor.map(|id| id.0);
-        let before = self.older_than.and_then(first_id_of).into_iter().chain(cursor).min();
-        (before, self.newer_than.map(|at| first_id_of(at).unwrap_or(Uuid::max())))
+        let (lowest, highest) = self.id.as_ref().map(IdPattern::bounds).unzip();
+        let after_highest = highest.and_then(|id: Uuid| id.as_u128().checked_add(1)).map(Uuid::from_u128);
+        let ended = self.ended_before.and_then(|at| at.checked_add_signed(ListFilter::CLOCK_SKEW));
+        let before =
+            [self.older_than.and_then(first_id_of), ended.and_then(first_id_of), cursor, after_highest];
+        let from = self.newer_than.map(|at| first_id_of(at).unwrap_or(Uuid::max()));
+        (before.into_iter().flatten().min(), from.into_iter().chain(lowest).max())
+    }
+
+    /// The filters to search for one after the other: each has at most one status. Their results are
+    /// [merged](merge). A search with several statuses would have to read the jobs of all others, too.
+    pub(crate) fn searches(&self) -> Vec<ListFilter> {
+        let is_possible = |status: &Status| {
+            (self.error.is_none() || ListFilter::WITH_ERROR.contains(status))
+                && ((self.ended_before.is_none() && self.ended_after.is_none())
+                    || ListFilter::ENDED.contains(status))
+        };
+        let mut statuses: Vec<Status> = Status::ALL
+            .into_iter()
+            .filter(|status| self.statuses.is_empty() || self.statuses.contains(status))
+            .filter(is_possible)
+            .collect();
+        if statuses.len() == Status::ALL.len() {
+            statuses.clear();
+            return vec![ListFilter { statuses, ..self.clone() }];
+        }
+        let search_time = self.search_time / u32::try_from(statuses.len().max(1)).unwrap_or(1);
+        let search = |status| ListFilter { statuses: vec![status], search_time, ..self.clone() };
+        statuses.into_iter().map(search).collect()
+    }
+
+    /// The status of one of the [searches](Self::searches).
+    pub(crate) fn status(&self) -> Option<Status> {
+        self.statuses.first().copied()
     }
 
     /// Whether the filter needs columns of the request (the row in `jobs`).
     pub(crate) fn needs_request(&self) -> bool {
-        self.kind.is_some() || self.queue.is_some() || self.tag.is_some()
+        self.kind.is_some() || self.queue.is_some() || self.group.is_some() || self.tag.is_some()
+    }
+
+    /// Whether this error contains the text of the filter.
+    pub(crate) fn has_error(&self, error: Option<&str>) -> bool {
+        let Some(wanted) = &self.error else { return true };
+        error.is_some_and(|error| error.to_ascii_lowercase().contains(&wanted.to_ascii_lowercase()))
+    }
+
+    /// Whether a job that ended then is in the range of the filter.
+    pub(crate) fn has_end(&self, ended: Option<DateTime<Utc>>) -> bool {
+        self.ended_before.is_none_or(|before| ended.is_some_and(|at| at < before))
+            && self.ended_after.is_none_or(|after| ended.is_some_and(|at| at >= after))
     }
 
     /// Whether the filter selects a job that a key has led to. The idempotency key is not
     /// compared: it may belong to a request that was merged into the job.
     pub(crate) fn selects(&self, job: &JobRecord) -> bool {
         let (before, from) = self.id_bounds();
-        self.status.is_none_or(|status| job.status == status)
+        (self.statuses.is_empty() || self.statuses.contains(&job.status))
             && self.kind.as_ref().is_none_or(|kind| job.kind == *kind)
             && self.queue.as_ref().is_none_or(|queue| job.queue == *queue)
+            && (self.group.is_none() || job.group == self.group)
             && self.tag.as_ref().is_none_or(|tag| job.tags.contains(tag))
+            && (self.error.is_none() || ListFilter::WITH_ERROR.contains(&job.status))
+            && self.has_error(job.last_error.as_deref())
+            && self.id.as_ref().is_none_or(|id| id.matches(job.id.0))
+            && self.has_end(job.finished_at)
             && (self.unique_key.is_none() || (job.unique_key == self.unique_key && job.finished_at.is_none()))
             && before.is_none_or(|before| job.id.0 < before)
             && from.is_none_or(|from| job.id.0 >= from)
@@ -129,15 +197,15 @@ impl ListFilter {
     /// list of an unknown kind need not read millions of rows.
     pub(crate) fn may_ask_tallies(&self) -> bool {
         let includes_finished =
-            !matches!(self.status, Some(Status::Queued | Status::Retrying | Status::Running));
+            !matches!(self.status(), Some(Status::Queued | Status::Retrying | Status::Running));
         includes_finished && (self.kind.is_some() || self.queue.is_some())
     }
 
     /// The jobs that the list reads completely and sorts, if there are not too many.
     pub(crate) fn live(&self, finished: FinishedJobs) -> Option<Live> {
-        match (self.status, &self.queue) {
-            // The tags are in `jobs`, which is read row by row.
-            _ if self.tag.is_some() => None,
+        match (self.status(), &self.queue) {
+            // These are read row by row.
+            _ if self.tag.is_some() || self.group.is_some() || self.error.is_some() => None,
             (Some(Status::Queued | Status::Retrying), Some(_)) => Some(Live::Waiting),
             (None, Some(_)) if finished != FinishedJobs::Many => Some(Live::WaitingAndRunning),
             (None, None) if finished == FinishedJobs::None => Some(Live::Running),
@@ -148,7 +216,7 @@ impl ListFilter {
     /// The table that the list walks from its newest row until the page is full. `live` are
     /// the jobs that it has read already.
     pub(crate) fn walk(&self, live: Option<Live>, finished: FinishedJobs) -> Option<Walk> {
-        match (self.status, live) {
+        match (self.status(), live) {
             (Some(Status::Queued | Status::Retrying), Some(_)) => None,
             (Some(Status::Queued | Status::Retrying), None) | (None, Some(Live::Running)) => {
                 Some(Walk::Waiting)
@@ -177,14 +245,19 @@ fn first_id_of(at: DateTime<Utc>) -> Option<Uuid> {
 impl Default for ListFilter {
     fn default() -> Self {
         ListFilter {
-            status: None,
+            statuses: Vec::new(),
             kind: None,
             queue: None,
+            group: None,
             tag: None,
+            error: None,
+            id: None,
             idempotency_key: None,
             unique_key: None,
             older_than: None,
             newer_than: None,
+            ended_before: None,
+            ended_after: None,
             cursor: None,
             offset: 0,
             limit: 50,
@@ -247,10 +320,11 @@ pub(crate) enum Walk {
 /// before. A live job is newer than the rows that were not walked yet, or it has to wait for
 /// a later step: pages are newest first.
 pub(crate) struct Search {
-    offset: usize,
-    limit: usize,
+    /// How many jobs are needed to fill the page.
+    needed: usize,
     before: Option<Uuid>,
     from: Option<Uuid>,
+    id: Option<IdPattern>,
     /// Newest first, like the next one.
     live: Vec<JobId>,
     walked: Vec<JobId>,
@@ -313,12 +387,13 @@ impl Search {
         started: Instant,
     ) -> Self {
         let (before, from) = filter.id_bounds();
+        live.retain(|id| filter.id.as_ref().is_none_or(|pattern| pattern.matches(id.0)));
         live.sort_unstable_by(|a, b| b.cmp(a));
         Search {
-            offset: filter.offset as usize,
-            limit: filter.page_size() as usize,
+            needed: filter.offset as usize + filter.page_size() as usize,
             before,
             from,
+            id: filter.id.clone(),
             live,
             walked: Vec::new(),
             position: if walk.is_some() { Position::Start } else { Position::End },
@@ -337,10 +412,10 @@ impl Search {
             Position::End => return None,
         };
         let is_over = self.position != Position::Start && self.started.elapsed() >= self.search_time;
-        if is_over || self.found().len() + self.walked.len() >= self.offset + self.limit {
+        if is_over || self.found().len() + self.walked.len() >= self.needed {
             return None;
         }
-        let wanted = (self.offset + self.limit - self.walked.len()) as u32;
+        let wanted = (self.needed - self.walked.len()) as u32;
         Some(Step { before, rows: self.rows, wanted })
     }
 
@@ -348,7 +423,9 @@ impl Search {
     pub(crate) fn add_step(&mut self, step: Step, walked: Walked, took: Duration) {
         let is_within = |id: &JobId| self.from.is_none_or(|from| id.0 >= from);
         self.position = walked.reached.filter(is_within).map_or(Position::End, Position::At);
-        self.walked.extend(walked.ids.into_iter().filter(is_within));
+        let matches = |id: &JobId| self.id.as_ref().is_none_or(|pattern| pattern.matches(id.0));
+        let found: Vec<JobId> = walked.ids.into_iter().filter(|id| is_within(id) && matches(id)).collect();
+        self.walked.extend(found);
         let left = self.search_time.saturating_sub(self.started.elapsed()).min(Search::STEP_TIME);
         let rows = f64::from(step.rows) * left.as_secs_f64() / took.as_secs_f64().max(1e-6);
         self.rows = (rows as u32).clamp(*Search::ROWS.start(), *Search::ROWS.end());
@@ -363,19 +440,40 @@ impl Search {
         }
     }
 
-    pub(crate) fn finish(self) -> Found {
+    pub(crate) fn finish(self) -> Searched {
         let mut ids = [self.found(), &self.walked].concat();
         ids.sort_unstable_by(|a, b| b.cmp(a));
-        let is_full = ids.len() >= self.offset + self.limit;
-        let next_offset = self.offset.saturating_sub(ids.len()) as u32;
-        let ids: Vec<JobId> = ids.into_iter().skip(self.offset).take(self.limit).collect();
-        let next = match self.position {
-            _ if is_full => ids.last().copied(),
+        let reached = match self.position {
             Position::At(reached) => Some(reached),
             Position::Start | Position::End => None,
         };
-        Found { ids, next, next_offset }
+        Searched { ids, reached }
     }
+}
+
+/// The result of one search.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Searched {
+    /// Newest first.
+    pub(crate) ids: Vec<JobId>,
+    /// Every job down to this one was searched; `None` means all.
+    pub(crate) reached: Option<JobId>,
+}
+
+/// The page of a filter from the results of its [searches](ListFilter::searches). It contains no job that
+/// is older than where one of them stopped: that one may find more jobs in between.
+pub(crate) fn merge(filter: &ListFilter, searches: impl IntoIterator<Item = Searched>) -> Found {
+    let searches: Vec<Searched> = searches.into_iter().collect();
+    let reached = searches.iter().filter_map(|search| search.reached).max();
+    let mut ids: Vec<JobId> = searches.into_iter().flat_map(|search| search.ids).collect();
+    ids.retain(|id| reached.is_none_or(|reached| *id >= reached));
+    ids.sort_unstable_by(|a, b| b.cmp(a));
+    let (offset, limit) = (filter.offset as usize, filter.page_size() as usize);
+    let is_full = ids.len() >= offset + limit;
+    let next_offset = offset.saturating_sub(ids.len()) as u32;
+    let ids: Vec<JobId> = ids.into_iter().skip(offset).take(limit).collect();
+    let next = if is_full { ids.last().copied() } else { reached };
+    Found { ids, next, next_offset }
 }
 
 /// One page of a list.
@@ -384,7 +482,8 @@ impl Search {
 pub struct Page {
     /// The jobs, newest first.
     pub jobs: Vec<JobRecord>,
-    /// The `cursor` of the next page; `None` on the last page.
+    /// The `cursor` of the next page; `None` on the last page. Its time of creation is how far back this page
+    /// has looked.
     pub next: Option<JobId>,
     /// The `offset` of the next page: the matches that are still to be skipped, because the
     /// search ended before.
@@ -491,7 +590,7 @@ mod tests {
             }
             search.add_step(step, walked, Duration::from_millis(1));
         }
-        search.finish()
+        merge(filter, [search.finish()])
     }
 
     #[test]
@@ -514,6 +613,41 @@ mod tests {
     }
 
     #[test]
+    fn merged_searches_end_where_the_first_of_them_ended() {
+        let filter = ListFilter { limit: 3, ..ListFilter::default() };
+        let stopped = || Searched { ids: ids(&[90, 50]), reached: Some(id(40)) };
+        let complete = || Searched { ids: ids(&[80, 39, 2]), reached: None };
+        let found = merge(&filter, [stopped(), complete()]);
+        assert_eq!(found, Found { ids: ids(&[90, 80, 50]), next: Some(id(50)), next_offset: 0 });
+        let five = ListFilter { limit: 5, offset: 1, ..ListFilter::default() };
+        let found = merge(&five, [stopped(), complete()]);
+        assert_eq!(found, Found { ids: ids(&[80, 50]), next: Some(id(40)), next_offset: 0 });
+        let found = merge(&five, [complete()]);
+        assert_eq!(found, Found { ids: ids(&[39, 2]), next: None, next_offset: 0 });
+        assert_eq!(merge(&filter, []), Found { ids: Vec::new(), next: None, next_offset: 0 });
+    }
+
+    #[test]
+    fn a_filter_searches_only_statuses_that_are_possible() {
+        use Status::*;
+        let all = ListFilter::default();
+        let statuses = |filter: &ListFilter| -> Vec<Option<Status>> {
+            filter.searches().iter().map(ListFilter::status).collect()
+        };
+        assert_eq!(statuses(&all), [None]);
+        let some = ListFilter { statuses: vec![Succeeded, Queued], ..all.clone() };
+        assert_eq!(statuses(&some), [Some(Queued), Some(Succeeded)]);
+        let each = ListFilter { statuses: Status::ALL.to_vec(), ..all.clone() };
+        assert_eq!(statuses(&each), [None]);
+        let error = ListFilter { error: Some("timeout".into()), ..all.clone() };
+        assert_eq!(statuses(&error), ListFilter::WITH_ERROR.map(Some));
+        let ended = ListFilter { ended_after: Some(DateTime::UNIX_EPOCH), ..error.clone() };
+        assert_eq!(statuses(&ended), [Some(FailedPermanent), Some(Cancelled)]);
+        let none = ListFilter { statuses: vec![Queued], ..error };
+        assert_eq!(statuses(&none), []);
+    }
+
+    #[test]
     fn a_search_ends_at_its_lower_bound() {
         let filter = ListFilter { search_time: Duration::from_secs(60), ..ListFilter::default() };
         let mut search = Search::new(&filter, Vec::new(), Some(Walk::Jobs), Instant::now());
@@ -521,7 +655,7 @@ mod tests {
         let step = search.next_step().unwrap();
         search.add_step(step, Walked { ids: ids(&[41, 39]), reached: Some(id(30)) }, Duration::ZERO);
         assert_eq!(search.next_step(), None);
-        assert_eq!(search.finish(), Found { ids: ids(&[41]), next: None, next_offset: 0 });
+        assert_eq!(search.finish(), Searched { ids: ids(&[41]), reached: None });
     }
 
     #[test]
@@ -529,7 +663,7 @@ mod tests {
         let all = ListFilter::default();
         let queue = ListFilter { queue: Some("mail".into()), ..all.clone() };
         let kind = ListFilter { kind: Some("mail".into()), ..all.clone() };
-        let of = |status, filter: &ListFilter| ListFilter { status: Some(status), ..filter.clone() };
+        let of = |status, filter: &ListFilter| ListFilter { statuses: vec![status], ..filter.clone() };
         let sources = |filter: &ListFilter, finished| {
             let live = filter.live(finished);
             (live, filter.walk(live, finished))

@@ -67,7 +67,9 @@ pub use flows::{
 pub(crate) use flows::{FLOW_EVENT, flow_event, warn_of_refused_flow};
 pub(crate) use groups::next_start;
 pub use groups::{GroupChange, GroupRecord, PlaceInLine};
-pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
+pub(crate) use inspect::{
+    FinishedJobs, Found, Live, PageBuilder, Search, Searched, Step, Walk, Walked, merge,
+};
 pub use inspect::{Glance, ListFilter, Page, Payloads};
 pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
 pub use lease::{Fenced, Lease};

@@ -527,7 +527,7 @@ async fn statistics_count_the_jobs_of_groups(fixture: Fixture) {
     assert_eq!((ahead.jobs, ahead.or_more), (3, false));
     let filter = longshore::ListFilter {
         queue: Some("default".into()),
-        status: Some(longshore::Status::Queued),
+        statuses: vec![longshore::Status::Queued],
         ..longshore::ListFilter::default()
     };
     assert_eq!(fixture.list(&filter).await.expect("list").jobs.len(), 5);

@@ -11,6 +11,8 @@ use crate::fixture::*;
 cases! {
     a_list_is_newest_first_across_all_statuses,
     a_list_by_status_finds_only_that_status,
+    a_list_of_several_statuses_is_newest_first_and_continues,
+    a_list_by_group_error_id_or_end_finds_the_matching_jobs,
     a_list_shows_each_job_as_get_does,
     a_running_job_is_shown_with_the_name_of_its_worker,
     a_list_by_kind_queue_tag_or_key_finds_the_matching_jobs,
@@ -90,11 +92,81 @@ async fn a_list_is_newest_first_across_all_statuses(fixture: Fixture) {
 
 async fn a_list_by_status_finds_only_that_status(fixture: Fixture) {
     for (status, id) in one_of_each(&fixture).await {
-        let by = ListFilter { status: Some(status), ..filter() };
+        let by = ListFilter { statuses: vec![status], ..filter() };
         assert_eq!(all(&fixture, &by).await, [id], "{status}");
         let page = fixture.list(&by).await.expect("list");
         assert!(page.jobs.iter().all(|job| job.status == status));
     }
+}
+
+async fn a_list_of_several_statuses_is_newest_first_and_continues(fixture: Fixture) {
+    let mut jobs = Vec::new();
+    for outcome in Outcome::ALL {
+        jobs.push((outcome.status(), fixture.ended(job("mail"), outcome).await));
+    }
+    jobs.extend(one_of_each(&fixture).await);
+    for statuses in [
+        vec![Status::Queued, Status::Retrying],
+        vec![Status::FailedPermanent, Status::Cancelled],
+        vec![Status::Succeeded, Status::Running, Status::Queued],
+        Status::ALL.to_vec(),
+    ] {
+        let mut expected: Vec<JobId> =
+            jobs.iter().filter(|(status, _)| statuses.contains(status)).map(|(_, id)| *id).collect();
+        expected.sort_unstable_by(|a, b| b.cmp(a));
+        // Without time, each search makes one step.
+        for (limit, search_time) in [(50, ListFilter::SEARCH_TIME), (1, Duration::ZERO)] {
+            let by = ListFilter { statuses: statuses.clone(), limit, search_time, ..filter() };
+            assert_eq!(all(&fixture, &by).await, expected, "{statuses:?}");
+            let skipped = ListFilter { offset: 1, ..by };
+            let page = fixture.list(&skipped).await.expect("list");
+            assert_eq!(listed(&page), expected[1..expected.len().min(1 + limit as usize)], "{statuses:?}");
+        }
+    }
+}
+
+async fn a_list_by_group_error_id_or_end_finds_the_matching_jobs(fixture: Fixture) {
+    let fails = async |group: &str, error: &str, retry: bool| {
+        let claimed = fixture.running(job("mail").group(group).max_attempts(if retry { 5 } else { 1 })).await;
+        fixture.must_finish(&claimed, Ending::Failed { error: error.into(), retry_in: Some(DAY) }).await;
+        claimed.lease().id
+    };
+    let dead = fails("acme", "SMTP timed out after 30 s", false).await;
+    let retrying = fails("acme", "smtp TIMED OUT", true).await;
+    let other = fails("globex", "no such mailbox", false).await;
+    fixture.advance(HOUR).await;
+    let cancelled = fails("globex", "timed out", true).await;
+    fixture.cancel(cancelled).await.expect("cancel");
+    let succeeded = fixture.ended(job("mail").group("acme"), Outcome::Succeeded).await;
+    let waiting = fixture.add(job("mail").group("acme")).await;
+    let find = async |by: ListFilter| {
+        let found = all(&fixture, &by).await;
+        for job in fixture.list(&filter()).await.expect("list").jobs {
+            let by_id = ListFilter { id: Some(job.id.to_string().parse().expect("an id")), ..by.clone() };
+            assert_eq!(all(&fixture, &by_id).await.len(), usize::from(found.contains(&job.id)));
+        }
+        found
+    };
+    let acme = ListFilter { group: Some("acme".into()), ..filter() };
+    assert_eq!(find(acme.clone()).await, [waiting, succeeded, retrying, dead]);
+    assert_eq!(find(ListFilter { statuses: vec![Status::Queued], ..acme.clone() }).await, [waiting]);
+    assert_eq!(find(ListFilter { queue: Some("other".into()), ..acme.clone() }).await, []);
+    let timed_out = ListFilter { error: Some("Timed Out".into()), ..filter() };
+    assert_eq!(find(timed_out.clone()).await, [cancelled, retrying, dead]);
+    assert_eq!(find(ListFilter { group: acme.group.clone(), ..timed_out.clone() }).await, [retrying, dead]);
+    assert_eq!(
+        find(ListFilter { statuses: vec![Status::FailedPermanent], ..timed_out.clone() }).await,
+        [dead]
+    );
+    assert_eq!(find(ListFilter { statuses: vec![Status::Queued], ..timed_out.clone() }).await, []);
+    let later = ListFilter { ended_after: Some(start() + HOUR), ..filter() };
+    assert_eq!(find(later.clone()).await, [succeeded, cancelled]);
+    let earlier = ListFilter { ended_before: Some(start() + HOUR), ..filter() };
+    assert_eq!(find(earlier.clone()).await, [other, dead]);
+    assert_eq!(find(ListFilter { error: Some("timed".into()), ..earlier }).await, [dead]);
+    assert_eq!(find(ListFilter { ended_before: later.ended_after, ..later }).await, []);
+    let by_short_id = ListFilter { id: Some(other.short().parse().expect("a pattern")), ..filter() };
+    assert_eq!(all(&fixture, &by_short_id).await, [other]);
 }
 
 async fn a_list_shows_each_job_as_get_does(fixture: Fixture) {
@@ -136,7 +208,7 @@ async fn a_list_by_kind_queue_tag_or_key_finds_the_matching_jobs(fixture: Fixtur
     assert_eq!(find(ListFilter { idempotency_key: Some("k-2".into()), ..filter() }).await, [sms]);
     let both = ListFilter { kind: Some("mail".into()), queue: Some("phones".into()), ..filter() };
     assert_eq!(find(both).await, [bulk]);
-    let none = ListFilter { kind: Some("sms".into()), status: Some(Status::Running), ..filter() };
+    let none = ListFilter { kind: Some("sms".into()), statuses: vec![Status::Running], ..filter() };
     assert_eq!(find(none).await, []);
 }
 
@@ -153,7 +225,7 @@ async fn a_list_by_key_applies_the_other_filters_too(fixture: Fixture) {
         for (status, found) in
             [(Status::Queued, vec![id]), (Status::Succeeded, vec![]), (Status::Running, vec![])]
         {
-            let by = ListFilter { status: Some(status), ..by.clone() };
+            let by = ListFilter { statuses: vec![status], ..by.clone() };
             assert_eq!(all(&fixture, &by).await, found, "{by:?}");
         }
         let other_kind = ListFilter { kind: Some("sms".into()), ..by };
@@ -180,7 +252,7 @@ async fn consecutive_pages_have_no_gap_and_no_overlap(fixture: Fixture) {
     assert_eq!(all(&fixture, &ListFilter { limit: 7, ..filter() }).await, expected);
     let even = ListFilter { limit: 3, kind: Some("even".into()), ..filter() };
     assert_eq!(all(&fixture, &even).await.len(), 13);
-    let queued = ListFilter { limit: 4, status: Some(Status::Queued), ..filter() };
+    let queued = ListFilter { limit: 4, statuses: vec![Status::Queued], ..filter() };
     assert_eq!(all(&fixture, &queued).await, expected);
 }
 
@@ -230,7 +302,7 @@ async fn a_list_by_time_finds_the_jobs_created_then(fixture: Fixture) {
     assert_eq!(find(between(Some(at(1)), Some(at(5)))).await, newest_first(1..5));
     assert_eq!(find(ListFilter { limit: 2, ..between(Some(at(1)), Some(at(5))) }).await, newest_first(1..5));
     assert_eq!(find(between(Some(at(5)), Some(at(1)))).await, []);
-    let with = |status| ListFilter { status: Some(status), ..between(Some(at(1)), Some(at(5))) };
+    let with = |status| ListFilter { statuses: vec![status], ..between(Some(at(1)), Some(at(5))) };
     assert_eq!(find(with(Status::Queued)).await, newest_first(3..5));
     assert_eq!(find(with(Status::Running)).await, newest_first(1..3));
     assert_eq!(find(with(Status::Succeeded)).await, []);
@@ -256,7 +328,7 @@ fn rare_filters(search_time: Duration) -> [ListFilter; 3] {
     [
         ListFilter { kind: Some("rare".into()), ..filter.clone() },
         ListFilter { tag: Some("needle".into()), ..filter.clone() },
-        ListFilter { kind: Some("rare".into()), status: Some(Status::Queued), ..filter },
+        ListFilter { kind: Some("rare".into()), statuses: vec![Status::Queued], ..filter },
     ]
 }
 
@@ -301,27 +373,31 @@ async fn the_live_jobs_of_a_queue_are_found_at_once_among_many_others(fixture: F
     // The order of their claims is not the order of their ids.
     let queued = [add("mail", 1).await, add("sms", 3).await, add("mail", 2).await];
     enqueue_many_others(&fixture).await;
-    let of =
-        |status| ListFilter { queue: Some("small".into()), status, search_time: Duration::ZERO, ..filter() };
+    let of = |statuses| ListFilter {
+        queue: Some("small".into()),
+        statuses,
+        search_time: Duration::ZERO,
+        ..filter()
+    };
     let find = async |filter: ListFilter| {
         let page = fixture.list(&filter).await.expect("list");
         assert_eq!(page.next, None, "{filter:?}");
         listed(&page)
     };
     let newest_first = [queued[2], queued[1], queued[0], running, retrying, finished];
-    assert_eq!(find(of(None)).await, newest_first);
-    assert_eq!(find(of(Some(Status::Queued))).await, newest_first[..3]);
-    assert_eq!(find(of(Some(Status::Running))).await, [running]);
-    assert_eq!(find(of(Some(Status::Retrying))).await, [retrying]);
-    assert_eq!(find(of(Some(Status::Succeeded))).await, [finished]);
-    let sms = ListFilter { kind: Some("sms".into()), ..of(None) };
+    assert_eq!(find(of(vec![])).await, newest_first);
+    assert_eq!(find(of(vec![Status::Queued])).await, newest_first[..3]);
+    assert_eq!(find(of(vec![Status::Running])).await, [running]);
+    assert_eq!(find(of(vec![Status::Retrying])).await, [retrying]);
+    assert_eq!(find(of(vec![Status::Succeeded])).await, [finished]);
+    let sms = ListFilter { kind: Some("sms".into()), ..of(vec![]) };
     assert_eq!(find(sms).await, [queued[1], running]);
-    let mail = ListFilter { kind: Some("mail".into()), ..of(Some(Status::Queued)) };
+    let mail = ListFilter { kind: Some("mail".into()), ..of(vec![Status::Queued]) };
     assert_eq!(find(mail).await, [queued[2], queued[0]]);
     for limit in [1, 2, 4] {
-        assert_eq!(all(&fixture, &ListFilter { limit, ..of(None) }).await, newest_first, "{limit}");
+        assert_eq!(all(&fixture, &ListFilter { limit, ..of(vec![]) }).await, newest_first, "{limit}");
     }
-    let after = ListFilter { cursor: Some(queued[1]), offset: 1, ..of(None) };
+    let after = ListFilter { cursor: Some(queued[1]), offset: 1, ..of(vec![]) };
     assert_eq!(find(after).await, newest_first[3..]);
 }
 
@@ -365,14 +441,14 @@ async fn a_list_of_a_kind_or_queue_without_finished_jobs_does_not_read_them(fixt
     };
     let unknown = ListFilter { queue: Some("unknown".into()), ..by.clone() };
     assert_eq!(find(unknown.clone()).await, (vec![], false));
-    assert_eq!(find(ListFilter { status: Some(Status::Succeeded), ..unknown }).await, (vec![], false));
+    assert_eq!(find(ListFilter { statuses: vec![Status::Succeeded], ..unknown }).await, (vec![], false));
     let rare = ListFilter { kind: Some("rare".into()), ..by.clone() };
     assert_eq!(find(rare.clone()).await, (vec![waiting], false));
-    assert_eq!(find(ListFilter { status: Some(Status::Cancelled), ..rare.clone() }).await, (vec![], false));
+    assert_eq!(find(ListFilter { statuses: vec![Status::Cancelled], ..rare.clone() }).await, (vec![], false));
     // Once there is one, it is looked for.
     fixture.cancel(waiting).await.expect("cancel");
     assert_eq!(all(&fixture, &rare).await, [waiting]);
-    assert_eq!(all(&fixture, &ListFilter { status: Some(Status::Cancelled), ..rare }).await, [waiting]);
+    assert_eq!(all(&fixture, &ListFilter { statuses: vec![Status::Cancelled], ..rare }).await, [waiting]);
 }
 
 async fn a_page_that_ends_early_keeps_the_rest_of_its_offset(fixture: Fixture) {

@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::id_pattern::IdPattern;
 use crate::job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::store::{
-    FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search, Step,
-    Walk, Walked,
+    FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search,
+    Searched, Step, Walk, Walked, merge,
 };
 
 /// The columns of a [`JobRecord`]; `{from}` is a row `e(id)` per job. A column in braces
@@ -221,7 +221,15 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     let mut transaction = tx.begin_snapshot().await?;
     let tx = &mut transaction.tx();
     let is_by_key = filter.idempotency_key.is_some() || filter.unique_key.is_some();
-    let found = if is_by_key { by_key(tx, filter).await? } else { search(tx, filter).await? };
+    let found = if is_by_key {
+        by_key(tx, filter).await?
+    } else {
+        let mut searched = Vec::new();
+        for filter in filter.searches() {
+            searched.push(search(tx, &filter).await?);
+        }
+        merge(filter, searched)
+    };
     let ids: Vec<Uuid> = found.ids.iter().map(|id| id.0).collect();
     let text =
         small_only(filter.payloads).replace("{from}", "unnest($1::uuid[]) as e(id)") + " order by e.id desc";
@@ -262,7 +270,7 @@ async fn by_key(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
     Ok(Found { ids: ids.into_iter().map(JobId).collect(), next: None, next_offset: 0 })
 }
 
-async fn search(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
+async fn search(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Searched> {
     let started = Instant::now();
     let finished =
         if filter.may_ask_tallies() { finished_jobs(tx, filter).await? } else { FinishedJobs::Many };
@@ -293,7 +301,7 @@ async fn finished_jobs(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<FinishedJobs
     let (matching, all): (i64, i64) = sqlx::query_as(tx.sql(COUNT_KEPT))
         .bind(&filter.queue)
         .bind(&filter.kind)
-        .bind(filter.status.map(Status::as_str))
+        .bind(filter.status().map(Status::as_str))
         .fetch_one(&mut *tx.connection)
         .await?;
     Ok(FinishedJobs::of(matching, all))
@@ -361,7 +369,7 @@ async fn live_jobs(tx: &mut Tx<'_>, filter: &ListFilter, live: Live) -> Sql<Opti
             .bind(before)
             .bind(from)
             .bind(&filter.kind)
-            .bind(filter.status.map(|status| status == Status::Queued))
+            .bind(filter.status().map(|status| status == Status::Queued))
             .bind(i64::from(filter.offset) + i64::from(filter.page_size()))
             .fetch_one(&mut *tx.connection)
             .await?;
@@ -396,7 +404,7 @@ const LAST_ROW: &str = "
 /// instead.
 const REQUEST: &str = "
            cross join lateral (
-             select kind, queue, options
+             select kind, queue, grp, options
                from longshore.jobs
               where id = c.id
              offset 0) as j";
@@ -410,6 +418,10 @@ async fn walk_step(tx: &mut Tx<'_>, filter: &ListFilter, walk: Walk, step: Step)
         .bind(&filter.kind)
         .bind(&filter.queue)
         .bind(&filter.tag)
+        .bind(&filter.group)
+        .bind(filter.error.as_ref().map(|error| error.to_ascii_lowercase()))
+        .bind(filter.ended_after)
+        .bind(filter.ended_before)
         .fetch_all(&mut *tx.connection)
         .await?;
     let mut walked = Walked { ids: ids.into_iter().map(JobId).collect(), reached: None };
@@ -428,55 +440,75 @@ async fn walk_step(tx: &mut Tx<'_>, filter: &ListFilter, walk: Walk, step: Step)
 
 /// The statement of a step, and the one that finds its last row.
 fn walk_statement(filter: &ListFilter, walk: Walk) -> (String, String) {
-    let (rows, status) = match (walk, filter.status) {
-        (Walk::Jobs, _) => ("select id, kind, queue, options from longshore.jobs where", "true"),
-        (Walk::Running, _) => ("select id, kind, queue from longshore.running where", "true"),
+    let (rows, status) = match (walk, filter.status()) {
+        (Walk::Jobs, _) => ("select id, kind, queue, grp, options from longshore.jobs where", "true"),
+        (Walk::Running, _) => ("select id, kind, queue, grp from longshore.running where", "true"),
         (Walk::Waiting, status) => (
-            "select id, kind, queue, attempt, interruptions from longshore.ready where",
+            "select id, kind, queue, grp, attempt, interruptions from longshore.ready where",
             match status {
                 Some(Status::Queued) => "c.attempt = 0 and c.interruptions = 0",
                 Some(_) => "(c.attempt > 0 or c.interruptions > 0)",
                 None => "true",
             },
         ),
-        (Walk::Finished, Some(Status::FailedPermanent)) => {
-            ("select id from longshore.finished where outcome = 'failed_permanent' and", "true")
+        (Walk::Finished, Some(Status::FailedPermanent)) => (
+            "select id, finished_at, last_error from longshore.finished where outcome = 'failed_permanent' and",
+            "true",
+        ),
+        (Walk::Finished, Some(Status::Cancelled)) => (
+            "select id, finished_at, last_error from longshore.finished where outcome = 'cancelled' and",
+            "true",
+        ),
+        (Walk::Finished, Some(_)) => (
+            "select id, finished_at, last_error, outcome from longshore.finished where",
+            "c.outcome = 'succeeded'",
+        ),
+        (Walk::Finished, None) => {
+            ("select id, finished_at, last_error from longshore.finished where", "true")
         }
-        (Walk::Finished, Some(Status::Cancelled)) => {
-            ("select id from longshore.finished where outcome = 'cancelled' and", "true")
-        }
-        (Walk::Finished, Some(_)) => {
-            ("select id, outcome from longshore.finished where", "c.outcome = 'succeeded'")
-        }
-        (Walk::Finished, None) => ("select id from longshore.finished where", "true"),
     };
     let has_request = filter.tag.is_none() && walk != Walk::Finished;
     let (request, of) = match walk {
-        _ if !filter.needs_request() => ("", None),
-        Walk::Jobs => ("", Some("c")),
-        _ if has_request => ("", Some("c")),
-        _ => (REQUEST, Some("j")),
+        _ if !filter.needs_request() => ("", "c"),
+        Walk::Jobs => ("", "c"),
+        _ if has_request => ("", "c"),
+        _ => (REQUEST, "j"),
     };
-    let tagged = |of: &str| match &filter.tag {
-        Some(_) => format!(
-            "case json_typeof({of}.options -> 'tags') when 'array' then exists (
-               select 1
-                 from json_array_elements_text({of}.options -> 'tags') as tag
-                where tag = $6) end"
-        ),
-        None => "$6::text is null".to_owned(),
-    };
-    let matches = match of {
-        Some(of) => format!(
-            "{status} and ($4::text is null or {of}.kind = $4) and ($5::text is null or {of}.queue = $5) and {}",
-            tagged(of)
-        ),
-        None => format!("{status} and $4::text is null and $5::text is null and $6::text is null"),
-    };
+    // Each parameter is in the statement, so that Postgres knows its type.
+    let condition =
+        |is_set: bool, condition: String, unset: &str| if is_set { condition } else { unset.to_owned() };
+    let own_error = if walk == Walk::Finished { "c.last_error, " } else { "" };
+    let matches = [
+        status.to_owned(),
+        condition(filter.kind.is_some(), format!("{of}.kind = $4"), "$4::text is null"),
+        condition(filter.queue.is_some(), format!("{of}.queue = $5"), "$5::text is null"),
+        condition(filter.tag.is_some(), TAGGED.replace("{of}", of), "$6::text is null"),
+        condition(filter.group.is_some(), format!("{of}.grp = $7"), "$7::text is null"),
+        condition(filter.error.is_some(), HAS_ERROR.replace("{own_error}", own_error), "$8::text is null"),
+        condition(filter.ended_after.is_some(), "c.finished_at >= $9".into(), "$9::timestamptz is null"),
+        condition(filter.ended_before.is_some(), "c.finished_at < $10".into(), "$10::timestamptz is null"),
+    ];
     let rows = ROWS.replace("{rows}", rows);
-    let walk = WALK.replace("{rows}", &rows).replace("{request}", request).replace("{matches}", &matches);
+    let walk = WALK
+        .replace("{rows}", &rows)
+        .replace("{request}", request)
+        .replace("{matches}", &matches.join(" and "));
     (walk, LAST_ROW.replace("{rows}", &rows))
 }
+
+const TAGGED: &str = "case json_typeof({of}.options -> 'tags') when 'array' then exists (
+               select 1
+                 from json_array_elements_text({of}.options -> 'tags') as tag
+                where tag = $6) end";
+
+/// Compares only the letters A to Z without their case, like SQLite.
+const HAS_ERROR: &str = "position($8 in lower(coalesce({own_error}(
+             select error
+               from longshore.attempts
+              where job = c.id
+                and error is not null
+              order by lease_no desc
+              limit 1)) collate \"C\")) > 0";
 
 /// How many of these jobs to read: up to the one with which their large columns exceed `$2`
 /// bytes. The walk ends there, because the size of a compressed value is known only after

@@ -13,8 +13,8 @@ use crate::enqueue::Options;
 use crate::id_pattern::IdPattern;
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Status, WorkerId};
 use crate::store::{
-    FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search, Step,
-    Walk, Walked,
+    FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search,
+    Searched, Step, Walk, Walked, merge,
 };
 
 pub(super) fn get(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
@@ -190,7 +190,12 @@ fn history(tx: &Tx<'_>, id: JobId) -> Sql<(Vec<AttemptRecord>, u32)> {
 
 pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     let is_by_key = filter.idempotency_key.is_some() || filter.unique_key.is_some();
-    let found = if is_by_key { by_key(tx, filter)? } else { search(tx, filter)? };
+    let found = if is_by_key {
+        by_key(tx, filter)?
+    } else {
+        let searched = filter.searches().iter().map(|filter| search(tx, filter)).collect::<Sql<Vec<_>>>()?;
+        merge(filter, searched)
+    };
     let mut page = PageBuilder::default();
     for id in found.ids {
         if let Some(job) = record(tx, id, filter.payloads)?
@@ -229,7 +234,7 @@ fn by_key(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
     Ok(Found { ids: tx.rows(text, [key], |row| row.job(0))?, next: None, next_offset: 0 })
 }
 
-fn search(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
+fn search(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Searched> {
     let started = Instant::now();
     let finished = if filter.may_ask_tallies() { finished_jobs(tx, filter)? } else { FinishedJobs::Many };
     let live = filter.live(finished);
@@ -252,7 +257,7 @@ fn finished_jobs(tx: &Tx<'_>, filter: &ListFilter) -> Sql<FinishedJobs> {
                    and (?3 is null or outcome = ?3)), 0),
                coalesce(sum(kept), 0)
           from tallies";
-    let params = params![filter.queue, filter.kind, filter.status.map(Status::as_str)];
+    let params = params![filter.queue, filter.kind, filter.status().map(Status::as_str)];
     let (matching, all) = tx.row(KEPT, params, |row| Ok((row.get(0)?, row.get(1)?)))?.unwrap_or((0, 0));
     Ok(FinishedJobs::of(matching, all))
 }
@@ -304,7 +309,7 @@ fn live_jobs(tx: &Tx<'_>, filter: &ListFilter, live: Live) -> Sql<Option<Vec<Job
             let is_fresh: bool = row.get(2)?;
             let is_match = before.is_none_or(|before| id.0 < before)
                 && from.is_none_or(|from| id.0 >= from)
-                && filter.status.is_none_or(|status| (status == Status::Queued) == is_fresh)
+                && filter.status().is_none_or(|status| (status == Status::Queued) == is_fresh)
                 && has_text(row, 1, &filter.kind)?;
             if is_match {
                 ids.push(id);
@@ -348,6 +353,7 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (&'static str, Option<&'st
         select id,
                queue,
                kind,
+               grp,
                options
           from jobs
          where id < ?1
@@ -357,6 +363,7 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (&'static str, Option<&'st
         select id,
                queue,
                kind,
+               grp,
                attempt = 0 and interruptions = 0
           from ready
          where id < ?1
@@ -365,27 +372,32 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (&'static str, Option<&'st
     const RUNNING: &str = "
         select id,
                queue,
-               kind
+               kind,
+               grp
           from running
          where id < ?1
            and ?2 is null
          order by id desc";
     const FINISHED: &str = "
         select id,
-               outcome
+               outcome,
+               finished_at,
+               last_error
           from finished
          where id < ?1
            and ?2 is null
          order by id desc";
     const UNSUCCESSFUL: &str = "
         select id,
-               outcome
+               outcome,
+               finished_at,
+               last_error
           from finished indexed by finished_unsuccessful
          where id < ?1
            and outcome = ?2
            and outcome <> 'succeeded'
          order by id desc";
-    match (walk, filter.status) {
+    match (walk, filter.status()) {
         (Walk::Jobs, _) if filter.needs_request() => (JOBS_WITH_REQUEST, None),
         (Walk::Jobs, _) => (JOBS, None),
         (Walk::Waiting, _) => (WAITING, None),
@@ -398,32 +410,43 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (&'static str, Option<&'st
 }
 
 /// Tests a row of [`walk_statement`]. Reads the request only if the table does not have what
-/// the filter needs.
+/// the filter needs, and the attempts only for the text of an error.
 fn matches(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: JobId) -> Sql<bool> {
+    let has_state = match (walk, filter.status()) {
+        (Walk::Waiting, Some(status)) => row.get::<_, bool>(4)? == (status == Status::Queued),
+        (Walk::Finished, status) => {
+            status.is_none_or(|status| {
+                row.get_ref(1).is_ok_and(|outcome| outcome.as_str() == Ok(status.as_str()))
+            }) && filter.has_end(Some(row.time(2)?))
+        }
+        _ => true,
+    };
+    Ok(has_state && has_request(tx, filter, walk, row, id)? && has_error(tx, filter, walk, row, id)?)
+}
+
+fn has_request(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: JobId) -> Sql<bool> {
     const REQUEST: &str = "
         select id,
                queue,
                kind,
+               grp,
                options
           from jobs
          where id = ?1";
-    let has_status = match (walk, filter.status) {
-        (Walk::Waiting, Some(status)) => row.get::<_, bool>(3)? == (status == Status::Queued),
-        (Walk::Finished, Some(status)) => row.get_ref(1)?.as_str()? == status.as_str(),
-        _ => true,
-    };
-    if !has_status || !filter.needs_request() {
-        return Ok(has_status);
+    if !filter.needs_request() {
+        return Ok(true);
     }
     let has_names = |row: &Row<'_>| -> rusqlite::Result<bool> {
-        Ok(has_text(row, 1, &filter.queue)? && has_text(row, 2, &filter.kind)?)
+        Ok(has_text(row, 1, &filter.queue)?
+            && has_text(row, 2, &filter.kind)?
+            && has_text(row, 3, &filter.group)?)
     };
     let is_request = |row: &Row<'_>| -> rusqlite::Result<bool> {
         if !has_names(row)? {
             return Ok(false);
         }
         let Some(tag) = &filter.tag else { return Ok(true) };
-        let options = Options::from_stored(row.get_ref(3)?.as_str_or_null()?).unwrap_or_default();
+        let options = Options::from_stored(row.get_ref(4)?.as_str_or_null()?).unwrap_or_default();
         Ok(options.tags.contains(tag))
     };
     match walk {
@@ -434,10 +457,30 @@ fn matches(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: JobI
     }
 }
 
+fn has_error(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: JobId) -> Sql<bool> {
+    const NEWEST_ERROR: &str = "
+        select error
+          from attempts
+         where job = ?1
+           and error is not null
+         order by lease_no desc
+         limit 1";
+    if filter.error.is_none() {
+        return Ok(true);
+    }
+    if walk == Walk::Finished
+        && let Some(error) = row.get_ref(3)?.as_str_or_null()?
+    {
+        return Ok(filter.has_error(Some(error)));
+    }
+    let error: Option<String> = tx.row(NEWEST_ERROR, [id.0.as_bytes()], |row| row.get(0))?;
+    Ok(filter.has_error(error.as_deref()))
+}
+
 /// Whether the column is equal to `wanted`. Without it, every row matches.
 fn has_text(row: &Row<'_>, column: usize, wanted: &Option<String>) -> rusqlite::Result<bool> {
     let Some(wanted) = wanted else { return Ok(true) };
-    Ok(row.get_ref(column)?.as_str()? == wanted)
+    Ok(row.get_ref(column)?.as_str_or_null()? == Some(wanted))
 }
 
 pub(super) fn glance(tx: &Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>> {

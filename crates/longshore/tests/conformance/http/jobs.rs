@@ -350,7 +350,28 @@ async fn a_list_is_newest_first_filtered_and_paged(fixture: Fixture) {
     http.get("/jobs?offset=10000").await.expect_status(200);
     http.get("/jobs?offset=10001").await.expect_problem(400, "bad_request", "cursor");
     http.get("/jobs?offset=99999999999").await.expect_problem(400, "bad_request", "cursor");
-    http.get("/jobs?status=asleep").await.expect_problem(400, "bad_request", "asleep");
+    assert_eq!(listed(&http.get("/jobs?status=queued,retrying").await.expect_status(200)), ids);
+    assert_eq!(
+        listed(&http.get("/jobs?status=running,cancelled").await.expect_status(200)),
+        Vec::<String>::new()
+    );
+    let nothing = [
+        "group=acme",
+        "error=timeout",
+        "id=ffff",
+        "older_than=2001-01-01T00:00:00Z",
+        "ended_after=2001-01-01T00:00:00Z",
+    ];
+    for filter in nothing {
+        let found = http.get(&format!("/jobs?{filter}")).await.expect_status(200);
+        assert_eq!(listed(&found), Vec::<String>::new(), "{filter}");
+    }
+    assert_eq!(listed(&http.get(&format!("/jobs?id={}", ids[0])).await.expect_status(200)), ids[..1]);
+    http.get("/jobs?status=queued,asleep").await.expect_problem(400, "bad_request", "asleep");
+    http.get("/jobs?status=").await.expect_problem(400, "bad_request", "status");
+    http.get("/jobs?id=xyz").await.expect_problem(400, "bad_request", "xyz");
+    http.get("/jobs?ended_after=yesterday").await.expect_problem(400, "bad_request", "");
+    http.get("/jobs?error=a%00b").await.expect_problem(400, "bad_request", "NUL");
     http.get("/jobs?colour=red").await.expect_problem(400, "bad_request", "colour");
     http.get("/jobs?limit=many").await.expect_problem(400, "bad_request", "");
     http.get("/jobs?cursor=seven").await.expect_problem(400, "bad_request", "");
