@@ -20,7 +20,7 @@ Examples:
   longshore jobs list --status failed_permanent,retrying --error timeout --newer-than 1d
   longshore jobs list --status running --watch
   longshore jobs list --json | jq -r '.jobs[].id'")]
-    List(List),
+    List(Box<List>),
 
     /// Show one job with its history
     #[command(after_help = "\
