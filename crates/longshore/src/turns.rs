@@ -220,8 +220,11 @@ impl Visit {
                 }
                 // Jobs are due and may start, but the claim had enough, or could not take them: they
                 // are locked, or of kinds that the worker does not handle. The group keeps its place.
+                // If it started nothing, the share of the next claim does not depend on the size of this one.
+                _ if served.started == 0 => return Turn::Kept { paced_until, allowance: self.allowance },
                 _ if served.started < self.allowance(quantum) => {
-                    return Turn::Kept { paced_until, allowance: self.allowance(quantum) - served.started };
+                    let left = self.allowance(quantum) - served.started;
+                    return Turn::Kept { paced_until, allowance: Some(left) };
                 }
                 _ => now,
             },
@@ -245,8 +248,8 @@ pub(crate) enum Turn {
     None,
     /// At this time.
     At { at: DateTime<Utc>, paced_until: Option<DateTime<Utc>> },
-    /// At the same place as before, for this many more jobs.
-    Kept { paced_until: Option<DateTime<Utc>>, allowance: usize },
+    /// At the same place as before, for this many more jobs; `None` if its turn has not begun.
+    Kept { paced_until: Option<DateTime<Utc>>, allowance: Option<usize> },
 }
 
 #[cfg(test)]
@@ -358,14 +361,15 @@ mod tests {
         let kept = |allowance| Turn::Kept { paced_until: None, allowance };
         assert_eq!(next(visit(FREE), 3, None), Turn::None);
         assert_eq!(next(visit(FREE), 8, Some(at(-5))), turn(at(0)));
-        assert_eq!(next(visit(FREE), 3, Some(at(-5))), kept(5));
-        assert_eq!(next(visit(FREE), 0, Some(at(-5))), kept(8));
+        assert_eq!(next(visit(FREE), 3, Some(at(-5))), kept(Some(5)));
+        assert_eq!(next(visit(FREE), 0, Some(at(-5))), kept(None));
+        assert_eq!(next(Visit { allowance: Some(5), ..visit(FREE) }, 0, Some(at(-5))), kept(Some(5)));
         assert_eq!(next(visit(FREE), 0, Some(at(700))), turn(at(700)));
         assert_eq!(next(Visit { allowance: Some(5), ..visit(FREE) }, 5, Some(at(-5))), turn(at(0)));
-        assert_eq!(next(visit(Gate { weight: 2, ..FREE }), 8, Some(at(-5))), kept(8));
+        assert_eq!(next(visit(Gate { weight: 2, ..FREE }), 8, Some(at(-5))), kept(Some(8)));
         let limited = visit(Gate { max_running: Some(3), ..FREE });
         assert_eq!(next(limited, 3, Some(at(-5))), turn(at(1000)));
-        assert_eq!(next(limited, 2, Some(at(-5))), kept(6));
+        assert_eq!(next(limited, 2, Some(at(-5))), kept(Some(6)));
         let paused = visit(Gate { paused: true, ..FREE });
         assert_eq!(next(paused, 0, Some(at(-5))), turn(at(10_000)));
         let rated = visit(Gate { rate: Some(Rate::per_second(10)), ..FREE });

@@ -84,7 +84,12 @@ pub(super) async fn run(shared: Arc<Shared>) {
         settled.as_mut().enable();
         // Not cancelled by a stop: claimed jobs must be released before the worker
         // signs off.
-        match claimer.claim(&mut wakeups).await {
+        let found = claimer.claim(&mut wakeups).await;
+        let is_drained = found == Found::Nothing
+            && idle
+            && shared.phase() == Phase::Draining
+            && !claimer.has_paused_jobs().await;
+        match found {
             Found::Full => {
                 tokio::select! {
                     () = shared.buffer.demand.notified() => {}
@@ -97,7 +102,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 }
             }
             Found::More => {}
-            Found::Nothing if shared.phase() == Phase::Draining && idle && !claimer.waits_for_rate() => {
+            Found::Nothing if is_drained => {
                 shared.phase.send_if_modified(|phase| {
                     let draining = *phase == Phase::Draining;
                     if draining {
@@ -188,6 +193,7 @@ async fn woken(wakeups: &mut Option<Wakeups>, settings: &Settings) -> Option<Str
 }
 
 /// The result of a claim.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     /// Jobs may be due, but there is no room for them.
     Full,
@@ -279,7 +285,7 @@ struct Claimer {
     last_poll_delay: Option<Duration>,
     /// When to scan the head of the queue again, if the last claim did not.
     head_due: Option<Instant>,
-    /// When a rate lets the next job start.
+    /// When to claim again: a rate lets the next job start, or a head scan can find one.
     again_at: Option<Instant>,
     /// In a drain: the database's time of the last claim that found nothing.
     drained_at: Option<DateTime<Utc>>,
@@ -427,13 +433,25 @@ impl Claimer {
         self.any_kind_at.max(last_urgent).map_or(now, |at| at + URGENT_INTERVAL)
     }
 
-    /// In a drain: whether due jobs wait for a rate. Not if the database's clock has not moved since the
-    /// last claim: tests stop it.
-    fn waits_for_rate(&mut self) -> bool {
+    /// In a drain: whether due jobs wait until a claim may take them, because of a rate. Not if the
+    /// database's clock has not moved since the last claim: tests stop it.
+    async fn has_paused_jobs(&mut self) -> bool {
         let scanned_at = self.groups.iter().filter_map(|group| group.cursor.scanned_at()).max();
         let is_stopped = scanned_at.is_some() && self.drained_at == scanned_at;
         self.drained_at = scanned_at;
-        self.again_at.is_some() && !is_stopped
+        if self.again_at.is_none() || is_stopped {
+            return false;
+        }
+        // A rate is remembered for a while after the last job.
+        match self.shared.client.overdue().await {
+            Ok(overdue) => {
+                overdue.iter().any(|(queue, _)| self.groups.iter().any(|group| group.queues.contains(queue)))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "could not look for due jobs; retrying");
+                true
+            }
+        }
     }
 
     /// While there is no room: when to release jobs or to look for urgent ones.
@@ -754,7 +772,7 @@ impl Claimer {
             None => settings.poll_interval,
             Some(last) => last.saturating_mul(2).min(settings.max_poll_interval),
         };
-        // A rate lets the next job start sooner.
+        // A job can start or be found sooner.
         let next = match self.again_at {
             Some(at) => next.min(at.saturating_duration_since(Instant::now()).max(MIN_RATE_PAUSE)),
             None => next,

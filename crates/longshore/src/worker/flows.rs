@@ -1,7 +1,8 @@
 //! Flows from inside a handler: the results of the tasks that it waited for, and children that it
 //! spawns and joins.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -142,9 +143,16 @@ impl<S: Send + Sync> Context<S> {
         if let Some(StepState::Done(joined)) = self.journaled("join", name, name).await? {
             count_replayed_step();
             let Joined { spawned } = decode(name, &joined)?;
-            let mut all = self.spawned_children(name).await?;
-            all.retain(|child| child.task.as_ref().is_some_and(|task| spawned.contains(task)));
-            return Ok(Children { all });
+            let known = self.journal().children().filter(|known| known.has(&spawned));
+            let children = match known {
+                Some(known) => known,
+                None => {
+                    let children = Arc::new(self.spawned_children().await?);
+                    self.journal().keep_children(children.clone());
+                    children
+                }
+            };
+            return Ok(Children { all: children.of(name, Some(&spawned))? });
         }
         let Some(record) = self.client().store().flow(flow).await? else {
             return Err(Failure::permanent(format!(
@@ -153,7 +161,7 @@ impl<S: Send + Sync> Context<S> {
         };
         let mut all = Vec::new();
         if record.ended_at.is_some() {
-            all = self.spawned_children(name).await?;
+            all = self.spawned_children().await?.of(name, None)?;
         }
         let is_open = |all: &[ParentRecord]| all.iter().any(|child| child.outcome.is_none());
         for _ in 0..MAX_JOIN_ROUNDS {
@@ -166,11 +174,11 @@ impl<S: Send + Sync> Context<S> {
             if self.client().flow(flow).await?.ended_at.is_none() {
                 break;
             }
-            all = self.spawned_children(name).await?;
+            all = self.spawned_children().await?.of(name, None)?;
         }
         if record.ended_at.is_none() || is_open(&all) {
             self.suspend(active, name, name, None, vec![flow_event(flow)]).await?;
-            all = self.spawned_children(name).await?;
+            all = self.spawned_children().await?.of(name, None)?;
         }
         let spawned = all.iter().filter_map(|child| child.task.clone()).collect();
         self.save_step(name, encode(name, &Joined { spawned })?).await?;
@@ -178,38 +186,64 @@ impl<S: Send + Sync> Context<S> {
     }
 
     /// The children that this run of the job has spawned. A job that succeeded and was retried starts over; its
-    /// earlier children are members of the same flow. An error if some were deleted: their results are unknown.
-    async fn spawned_children(&self, join: &str) -> Result<Vec<ParentRecord>, Failure> {
+    /// earlier children are members of the same flow.
+    async fn spawned_children(&self) -> Result<SpawnedChildren, Failure> {
         let mut children = self.client().flow_results(FlowId(self.id().0)).await?;
-        let mut spawns = HashMap::<String, Option<Spawn>>::new();
+        let mut spawns = HashMap::<String, Spawn>::new();
+        let mut others = HashSet::<String>::new();
         for task in children.iter().filter_map(|child| child.task.as_ref()) {
-            if !spawns.contains_key(task) {
+            if !spawns.contains_key(task) && !others.contains(task) {
                 let stored = self.journal().earlier(self.client(), self.job().lease(), task).await?;
-                let spawn = match (self.journal().spawn(task), stored) {
-                    (Some(spawn), _) => Some(spawn),
-                    (None, Some(StepState::Done(value))) => Some(decode(task, &value)?),
-                    (None, _) => None,
-                };
-                spawns.insert(task.clone(), spawn);
+                match (self.journal().spawn(task), stored) {
+                    (Some(spawn), _) => drop(spawns.insert(task.clone(), spawn)),
+                    (None, Some(StepState::Done(value))) => {
+                        drop(spawns.insert(task.clone(), decode(task, &value)?));
+                    }
+                    (None, _) => drop(others.insert(task.clone())),
+                }
             }
         }
-        let spawn_of = |task: &String| spawns.get(task).and_then(Option::as_ref);
         children.retain(|child| {
-            child.task.as_ref().and_then(spawn_of).is_some_and(|spawn| spawn.contains(child.id))
+            child
+                .task
+                .as_ref()
+                .and_then(|task| spawns.get(task))
+                .is_some_and(|spawn| spawn.contains(child.id))
         });
-        spawns.extend(self.journal().spawns().into_iter().map(|(name, spawn)| (name, Some(spawn))));
-        for (task, spawn) in &spawns {
-            let found = children.iter().filter(|child| child.task.as_ref() == Some(task)).count();
-            if let Some(Spawn { spawned, .. }) = spawn
-                && found < *spawned
-            {
+        spawns.extend(self.journal().spawns());
+        Ok(SpawnedChildren { children, spawns })
+    }
+}
+
+/// The children of this run of a job, and what it has spawned.
+pub(super) struct SpawnedChildren {
+    children: Vec<ParentRecord>,
+    spawns: HashMap<String, Spawn>,
+}
+
+impl SpawnedChildren {
+    fn has(&self, spawns: &BTreeSet<String>) -> bool {
+        spawns.iter().all(|name| self.spawns.contains_key(name))
+    }
+
+    /// The children of these spawns, or of all. An error if some were deleted: their results are unknown.
+    fn of(&self, join: &str, spawns: Option<&BTreeSet<String>>) -> Result<Vec<ParentRecord>, Failure> {
+        let is_wanted = |name: &String| spawns.is_none_or(|spawns| spawns.contains(name));
+        let mut found = HashMap::<&String, usize>::new();
+        for task in self.children.iter().filter_map(|child| child.task.as_ref()) {
+            *found.entry(task).or_default() += 1;
+        }
+        for (name, Spawn { spawned, .. }) in self.spawns.iter().filter(|(name, _)| is_wanted(name)) {
+            let missing = spawned.saturating_sub(found.get(name).copied().unwrap_or(0));
+            if missing > 0 {
                 return Err(Failure::permanent(format!(
-                    "join `{join}`: {} of the {spawned} children of spawn `{task}` were deleted, so their results are unknown",
-                    spawned - found
+                    "join `{join}`: {missing} of the {spawned} children of spawn `{name}` were deleted, so their results are \
+                     unknown"
                 )));
             }
         }
-        Ok(children)
+        let is_wanted = |child: &&ParentRecord| child.task.as_ref().is_some_and(is_wanted);
+        Ok(self.children.iter().filter(is_wanted).cloned().collect())
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use tokio::sync::{Notify, OnceCell, mpsc, oneshot};
 
-use super::flows::Spawn;
+use super::flows::{Spawn, SpawnedChildren};
 use super::handler::Failure;
 
 use crate::client::Client;
@@ -35,6 +35,8 @@ pub(super) struct Journal {
     used: Mutex<HashSet<String>>,
     /// The children that this attempt has spawned, or found to be spawned, by the name of the step.
     spawns: Mutex<HashMap<String, Spawn>>,
+    /// The children that a replayed join has read. They do not change, so the next one need not read them.
+    children: Mutex<Option<Arc<SpawnedChildren>>>,
     /// The number of steps that are stored, and their bytes.
     size: Mutex<(usize, usize)>,
     /// Whether this attempt stored a step.
@@ -49,10 +51,19 @@ impl Journal {
             earlier: OnceCell::new(),
             used: Mutex::default(),
             spawns: Mutex::default(),
+            children: Mutex::default(),
             size: Mutex::default(),
             has_progressed: Arc::default(),
             suspension: Suspension::default(),
         }
+    }
+
+    pub(super) fn children(&self) -> Option<Arc<SpawnedChildren>> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn keep_children(&self, children: Arc<SpawnedChildren>) {
+        *self.children.lock().unwrap_or_else(PoisonError::into_inner) = Some(children);
     }
 
     /// Marks a name as used by this attempt. Returns false if it was used before.

@@ -17,6 +17,7 @@ cases! {
     a_job_spawns_children_once_and_joins_them,
     a_job_that_starts_over_joins_only_the_children_of_this_run,
     a_join_after_a_retry_of_a_failed_job_finds_all_children_or_says_which_are_gone,
+    a_join_that_has_ended_does_not_need_the_children_of_later_spawns,
     a_join_needs_children_of_its_own,
     a_join_of_no_children_continues,
     children_of_a_task_do_not_release_the_tasks_that_wait_for_it,
@@ -145,6 +146,35 @@ async fn a_join_after_a_retry_of_a_failed_job_finds_all_children_or_says_which_a
             fixture.delete(child.id).await.expect("delete");
         }
     }
+}
+
+async fn a_join_that_has_ended_does_not_need_the_children_of_later_spawns(fixture: Fixture) {
+    async fn parent(_: (), ctx: Context) -> Result<(), Failure> {
+        let mut joined = Vec::new();
+        for round in ["a", "b"] {
+            ctx.spawn(round, (0..2).map(|n| NewJob::new("child", &n))).await?;
+            joined.push(ctx.join(&format!("{round} joined")).await?.len());
+        }
+        ctx.spawn("not joined", (0..2).map(|n| NewJob::new("child", &n))).await?;
+        if ctx.job().lease().lease_no <= 3 {
+            return Err(Failure::permanent("not yet"));
+        }
+        Ok(ctx.set_result(&joined)?)
+    }
+    async fn child(_: u32, _: Context) -> Result<(), Failure> {
+        Ok(())
+    }
+    let run = || drain(fixture.client(), |worker| worker.function("parent", parent).function("child", child));
+    let id = fixture.add(NewJob::new("parent", &())).await;
+    run().await;
+    assert_eq!(fixture.job(id).await.last_error.as_deref(), Some("not yet"));
+    let children = fixture.tasks(FlowId(id.0), None, 10).await.expect("tasks");
+    let last = children.iter().rfind(|child| child.task.as_deref() == Some("not joined")).expect("a child");
+    fixture.delete(last.id).await.expect("delete");
+    fixture.retry(id).await.expect("retry");
+    run().await;
+    let job = fixture.job(id).await;
+    assert_eq!(job.result.as_ref().map(|result| result.get()), Some("[2,4]"), "{:?}", job.last_error);
 }
 
 async fn a_join_needs_children_of_its_own(fixture: Fixture) {

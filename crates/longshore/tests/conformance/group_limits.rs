@@ -8,7 +8,7 @@ use longshore::worker::{Settings, Worker};
 use longshore::{Client, Context, Failure, GroupChange, Rate, Status, SweepOptions, WorkerId};
 
 use crate::fixture::*;
-use crate::groups::{add, counts, limit, per_group, set};
+use crate::groups::{add, counts, in_group, limit, per_group, set};
 use crate::worker::{run_worker, until};
 
 cases! {
@@ -29,6 +29,8 @@ cases! {
     a_changed_rate_does_not_wait_for_the_old_one,
     a_rate_that_is_set_again_gives_no_new_burst,
     a_drain_waits_for_a_rate_unless_the_clock_is_stopped,
+    a_drain_ends_while_rates_are_remembered_and_no_job_is_due,
+    a_claim_that_takes_nothing_from_a_group_does_not_change_its_share,
     settings_out_of_range_are_refused_by_field,
     a_worker_never_exceeds_the_limit_of_a_group_and_runs_all_jobs,
 }
@@ -299,6 +301,34 @@ async fn a_drain_waits_for_a_rate_unless_the_clock_is_stopped(fixture: Fixture) 
     add(&fixture, "acme", 3).await;
     crate::worker::drain(worker()).await;
     assert_eq!(fixture.count(Status::Succeeded).await, 4, "the clock stands still");
+}
+
+async fn a_drain_ends_while_rates_are_remembered_and_no_job_is_due(fixture: Fixture) {
+    fixture.store().pin_clock(None).await.expect("pin_clock");
+    let hourly = Rate { starts: 1, period_ms: 3_600_000, burst: 1 };
+    fixture.group_defaults("default", None, Some(hourly)).await.expect("defaults");
+    fixture.rate("default", Some(hourly)).await.expect("rate");
+    let worker = || Worker::builder(fixture.client()).function("work", crate::worker::nothing);
+    add(&fixture, "acme", 1).await;
+    fixture.add(in_group("acme").run_at(fixture.now().await + DAY)).await;
+    tokio::time::timeout(20 * SECOND, crate::worker::drain(worker())).await.expect("the drain ends");
+    assert_eq!(fixture.count(Status::Succeeded).await, 1);
+}
+
+async fn a_claim_that_takes_nothing_from_a_group_does_not_change_its_share(fixture: Fixture) {
+    add(&fixture, "acme", 20).await;
+    add(&fixture, "globex", 20).await;
+    let worker = fixture.worker().await;
+    let claim = async |limit: u32, kind: &str| {
+        let request = ClaimRequest { kinds: Some(vec![kind.into()]), ..ClaimRequest::new(worker, limit) };
+        fixture.store().claim(&request, &mut ClaimCursor::default()).await.expect("claim").jobs
+    };
+    assert_eq!(claim(500, "other").await.len(), 0);
+    let mut groups = Vec::new();
+    for _ in 0..4 {
+        groups.extend(claim(1, "work").await.iter().map(|job| job.group().map(str::to_owned)));
+    }
+    assert_eq!(groups, ["acme", "globex", "acme", "globex"].map(|name| Some(name.to_owned())));
 }
 
 async fn settings_out_of_range_are_refused_by_field(fixture: Fixture) {

@@ -371,7 +371,7 @@ async fn wait_for_jobs(
         }
         let next_poll = tokio::time::Instant::now() + poll_interval.min(beat_every);
         let next_claim = head_due.map_or(next_poll, |due| next_poll.min(due.into())).min(until);
-        // A rate lets the next job start sooner.
+        // A job can start or be found sooner.
         let next_claim = match session.cursor.again_in(Instant::now()) {
             Some(again_in) => next_claim.min(tokio::time::Instant::now() + again_in.max(MIN_RATE_PAUSE)),
             None => next_claim,

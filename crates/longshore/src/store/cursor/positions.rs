@@ -4,8 +4,8 @@
 //! group looks for jobs behind the position. If there are none, it uses the position again; otherwise the
 //! position moves back to the first of them. On Postgres the look reads all entries behind the position,
 //! and while a snapshot is held those become more and more. So a head scan leaves the positions checked until
-//! [`LOOK_PAUSE`] times the duration of the last looks has passed: looks take at most a fortieth of the time,
-//! and they do not make head scans rarer. A group without a position is new: its claim reads from the head,
+//! [`LOOK_PAUSE`] times the duration of the last looks has passed (but at most [`MAX_LOOK_PAUSE`]): looks take about a
+//! fortieth of the time, and they do not make head scans rarer. A group without a position is new: its claim reads from the head,
 //! as it has to, and that is no look.
 
 use std::collections::HashMap;
@@ -20,6 +20,9 @@ use super::{Position, exhausted_at};
 const MAX_POSITIONS: usize = 10_000;
 /// The minimum pause after a look, as a multiple of its duration.
 const LOOK_PAUSE: u32 = 40;
+/// The maximum. While a snapshot is held, looks can take longer than a fortieth of the time then, but a job
+/// behind a position is not left there for minutes.
+const MAX_LOOK_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
 pub(crate) struct GroupPositions {
@@ -111,7 +114,7 @@ impl GroupPositions {
     )]
     pub(crate) fn charge_look(&mut self, took: Duration, now: Instant) {
         let from = self.no_looks_until.map_or(now, |until| until.max(now));
-        self.no_looks_until = Some(from + took * LOOK_PAUSE);
+        self.no_looks_until = Some((from + took * LOOK_PAUSE).min(now + MAX_LOOK_PAUSE));
         self.looked += took;
     }
 
@@ -192,6 +195,8 @@ mod tests {
         positions.uncheck(t0 + 1040 * TOOK);
         assert_eq!(acme(&positions), (None, Some(at(50))));
         assert_eq!(positions.looked(), 6 * TOOK);
+        positions.charge_look(5000 * TOOK, t0 + 9000 * TOOK);
+        assert_eq!(positions.pause_of_looks(t0 + 9000 * TOOK), Some(MAX_LOOK_PAUSE));
     }
 
     #[test]

@@ -464,8 +464,10 @@ async fn serve(
         } else if may_pass {
             cursor.pass_turn(&locked.queue, priority, locked.place);
         }
+        // Without a due job, the turn only keeps the state of the rate.
         if let Turn::At { at, paced_until: Some(_) } = turn
             && at > now
+            && next_job.is_some_and(|job| job <= now)
         {
             cursor.note_next_start(at);
         }
@@ -649,11 +651,11 @@ impl<'a> Turns<'a> {
         priority: i16,
         place: LinePosition,
         paced_until: Option<DateTime<Utc>>,
-        allowance: usize,
+        allowance: Option<usize>,
     ) {
         self.add(of, priority, place.at, paced_until);
         if let (Some(id), Some(left)) = (self.ids.last_mut(), self.allowances.last_mut()) {
-            (*id, *left) = (Some(place.id), i32::try_from(allowance).ok());
+            (*id, *left) = (Some(place.id), allowance.and_then(|left| i32::try_from(left).ok()));
         }
     }
 

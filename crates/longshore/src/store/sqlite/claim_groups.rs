@@ -156,7 +156,8 @@ impl<'a> ClaimRun<'a> {
             Turn::None => {}
             Turn::At { at, paced_until } => {
                 self.insert_turn(of, priority, at.timestamp_micros(), paced_until, None)?;
-                if paced_until.is_some() && at > now {
+                // Without a due job, the turn only keeps the state of the rate.
+                if paced_until.is_some() && at > now && next_job.is_some_and(|job| job <= now) {
                     cursor.note_next_start(at);
                 }
             }
@@ -355,12 +356,13 @@ impl<'a> ClaimRun<'a> {
         priority: i16,
         at: i64,
         paced_until: Option<DateTime<Utc>>,
-        kept: Option<(i64, usize)>,
+        kept: Option<(i64, Option<usize>)>,
     ) -> Sql<()> {
         const INSERT: &str = "
             insert into turns (id, at, tat, allowance, priority, queue, grp)
             values (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-        let (id, allowance) = kept.map(|(id, left)| (id, left as i64)).unzip();
+        let (id, allowance) = kept.map(|(id, left)| (id, left.map(|left| left as i64))).unzip();
+        let allowance = allowance.flatten();
         let tat = paced_until.map(|until| until.timestamp_micros());
         self.tx.execute(INSERT, params![id, at, tat, allowance, priority, of.queue, &*of.group])?;
         Ok(())
