@@ -255,10 +255,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
+        name: "lists: show jobs that are older than where another search stopped",
+        file: INSPECT,
+        anchor: "pub(crate) fn merge(",
+        find: "*id >= reached",
+        replace: "*id >= reached || true",
+        caught_by: &["inspect::sqlite::a_list_of_several_statuses_is_newest_first_and_continues"],
+    },
+    Mutant {
         name: "lists: forget the offset when a search ends early",
         file: INSPECT,
-        anchor: "pub(crate) fn finish(self)",
-        find: "self.offset.saturating_sub(ids.len()) as u32",
+        anchor: "pub(crate) fn merge(",
+        find: "offset.saturating_sub(ids.len()) as u32",
         replace: "0",
         caught_by: &[
             "inspect::postgres::a_page_that_ends_early_keeps_the_rest_of_its_offset",

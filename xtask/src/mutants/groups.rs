@@ -44,7 +44,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub(crate) fn next(",
         find: "allowance: self.allowance },",
         replace: "allowance: Some(self.allowance(quantum)) },",
-        caught_by: &["group_limits::sqlite::a_claim_that_takes_nothing_from_a_group_does_not_change_its_share"],
+        caught_by: &[
+            "group_limits::sqlite::a_claim_that_takes_nothing_from_a_group_does_not_change_its_share",
+        ],
     },
     Mutant {
         name: "groups: drain until every rate is forgotten",
@@ -57,7 +59,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "groups: leave a job behind a position until the next poll",
         file: POSTGRES_GROUPS,
-        anchor: "async fn serve(",
+        anchor: "// Up to a group whose turn goes on, the line has been served.",
         find: "cursor.note_job_behind_position();",
         replace: "",
         caught_by: &["wake_paths::postgres::jobs_that_are_due_before_others_of_their_group_start"],

@@ -27,8 +27,8 @@ on_every_engine!(
 
 fn migrating_twice_changes_nothing_the_second_time(fixture: &Fixture) {
     assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 6 }));
-    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 6; nothing to do\n");
-    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 6\n");
+    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 7; nothing to do\n");
+    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 7\n");
     assert_eq!(
         fixture.run("migrate --check --json").json(),
         json!({ "version": 6, "wanted": 6, "pending": false })

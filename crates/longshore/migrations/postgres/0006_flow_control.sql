@@ -122,7 +122,7 @@ create table longshore.groups (
     check ((rate is null) = (rate_ms is null) and (rate is null) = (burst is null))
 );
 
--- Flows: graphs of jobs. `members` counts all jobs of the flow, `links` what they wait for, `open` those that have not ended, and `failed`
+-- Flows: graphs of jobs. `members` counts all jobs of the flow, `open` those that have not ended, and `failed`
 -- those that ended without success, except tasks that were skipped. More members can be added until the
 -- flow is `sealed`. `owned`: the members are the children of the job with the flow's id. `cancelling_at`: when the
 -- cancel of the members last made a step, if it has not ended. The numbers lag behind the jobs by what `flow_changes` contains.
@@ -133,7 +133,6 @@ create table longshore.flows (
     ended_at         timestamptz,
     members          bigint not null check (members >= 0),
     open             bigint not null check (open >= 0),
-    links            bigint not null default 0,
     failed           bigint not null default 0 check (failed >= 0),
     sealed           boolean not null,
     owned            boolean not null default false,
@@ -160,16 +159,14 @@ create table longshore.links (
 create index links_child on longshore.links (child, parent);
 
 -- The ends of members of flows (`succeeded` is not null), and members that run again, until `advance` has
--- followed them. `failure`: it counts as a failure of the flow, or did. `counted`: the numbers of the flow contain it
--- already. Without a job: look at the flow.
+-- followed them. `failure`: it counts as a failure of the flow, or did. Without a job: look at the flow.
 create sequence longshore.flow_change_ids;
 create table longshore.flow_changes (
     id               bigint not null primary key default nextval('longshore.flow_change_ids'),
     flow             uuid not null,
     job              uuid,
     succeeded        boolean,
-    failure          boolean not null default false,
-    counted          boolean not null default false
+    failure          boolean not null default false
 ) with (
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 5000,

@@ -109,7 +109,7 @@ create table groups (
     primary key (queue, name)
 ) strict, without rowid;
 
--- Flows: graphs of jobs. `members` counts all jobs of the flow, `links` what they wait for, `open` those that have not ended, and `failed`
+-- Flows: graphs of jobs. `members` counts all jobs of the flow, `open` those that have not ended, and `failed`
 -- those that ended without success, except tasks that were skipped. More members can be added until the
 -- flow is `sealed`. `owned`: the members are the children of the job with the flow's id. `cancelling_at`: when the
 -- cancel of the members last made a step, if it has not ended. The numbers lag behind the jobs by what `flow_changes` contains.
@@ -120,7 +120,6 @@ create table flows (
     ended_at         integer,
     members          integer not null check (members >= 0),
     open             integer not null check (open >= 0),
-    links            integer not null default 0,
     failed           integer not null default 0 check (failed >= 0),
     sealed           integer not null check (sealed in (0, 1)),
     owned            integer not null default 0 check (owned in (0, 1)),
@@ -147,15 +146,13 @@ create table links (
 create index links_child on links (child, parent);
 
 -- The ends of members of flows (`succeeded` is not null), and members that run again, until `advance` has
--- followed them. `failure`: it counts as a failure of the flow, or did. `counted`: the numbers of the flow contain it
--- already. Without a job: look at the flow.
+-- followed them. `failure`: it counts as a failure of the flow, or did. Without a job: look at the flow.
 create table flow_changes (
     id               integer primary key autoincrement,   -- an id is never used again
     flow             blob not null check (length(flow) = 16),
     job              blob check (length(job) = 16),
     succeeded        integer check (succeeded in (0, 1)),
-    failure          integer not null default 0 check (failure in (0, 1)),
-    counted          integer not null default 0 check (counted in (0, 1))
+    failure          integer not null default 0 check (failure in (0, 1))
 ) strict;
 
 create index flow_changes_flow on flow_changes (flow, id);

@@ -97,10 +97,11 @@ pub(crate) use settle::{EndedBy, clean, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema version that this build supports, the same on both engines.
-pub const SCHEMA_VERSION: i64 = 6;
+pub const SCHEMA_VERSION: i64 = 7;
 
-/// The first version with groups. Workers of earlier versions would ignore their limits.
-pub(crate) const GROUPS_VERSION: i64 = 6;
+/// The oldest version whose workers may use these tables. Earlier ones would ignore limits of groups, or count flows
+/// wrongly.
+pub(crate) const OLDEST_WORKER: i64 = 7;
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
 /// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no
@@ -149,7 +150,7 @@ pub(crate) fn schema_too_new(found: i64) -> Error {
 pub(crate) fn older_workers_live(names: &[String]) -> Error {
     Error::schema(format!(
         "workers of an earlier version are running: {}; stop them before you migrate to schema version \
-         {GROUPS_VERSION}: they would ignore the limits of groups",
+         {OLDEST_WORKER}: they would ignore limits of groups or changes of flows",
         names.join(", ")
     ))
 }

@@ -194,13 +194,15 @@ impl<S: Send + Sync> Context<S> {
         for task in children.iter().filter_map(|child| child.task.as_ref()) {
             if !spawns.contains_key(task) && !others.contains(task) {
                 let stored = self.journal().earlier(self.client(), self.job().lease(), task).await?;
-                match (self.journal().spawn(task), stored) {
-                    (Some(spawn), _) => drop(spawns.insert(task.clone(), spawn)),
-                    (None, Some(StepState::Done(value))) => {
-                        drop(spawns.insert(task.clone(), decode(task, &value)?));
+                let spawn = match (self.journal().spawn(task), stored) {
+                    (Some(spawn), _) => spawn,
+                    (None, Some(StepState::Done(value))) => decode(task, &value)?,
+                    (None, _) => {
+                        others.insert(task.clone());
+                        continue;
                     }
-                    (None, _) => drop(others.insert(task.clone())),
-                }
+                };
+                spawns.insert(task.clone(), spawn);
             }
         }
         children.retain(|child| {

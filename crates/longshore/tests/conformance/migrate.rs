@@ -4,14 +4,18 @@ use std::time::Duration;
 
 use chrono::Utc;
 use longshore::store::Beat;
-use longshore::{Client, JobId, Migrated, NewJob, NewKind, SCHEMA_VERSION, Status};
+use longshore::{
+    Client, FlowStatus, JobId, Migrated, NewJob, NewKind, SCHEMA_VERSION, Status, Worker, chain, task,
+};
 
 use crate::fixture::*;
+use crate::flows::{put, record};
 
 cases! {
     migrating_again_changes_nothing,
     a_database_without_tables_is_at_version_zero,
     a_database_of_the_first_version_keeps_its_jobs,
+    a_database_of_version_six_keeps_its_flows,
     operations_missing_from_the_first_version_say_to_migrate,
     concurrent_migrations_all_succeed,
     operations_without_tables_say_to_migrate,
@@ -130,6 +134,29 @@ async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
     assert!(refused.contains("older than the database"), "{refused}");
     fixture.must_finish(&running, done()).await;
     fixture.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
+}
+
+async fn a_database_of_version_six_keeps_its_flows(fixture: Fixture) {
+    let flow = put(&fixture, chain![task("a", job("mail")), task("b", job("mail")), task("c", job("mail"))])
+        .await
+        .id;
+    const UNDO: &str = "
+        alter table flows drop column links;
+        alter table flow_changes drop column counted;
+        delete from migrations where version > 6";
+    fixture.sql(UNDO, None).await;
+    let client = fixture.second_client().await;
+    assert_eq!(client.migrate().await.expect("migrate"), Migrated { from: 6, to: SCHEMA_VERSION });
+    assert_eq!(fixture.query_number("select max(links) from flows", None).await, 2);
+    crate::worker::drain(Worker::builder(client).function("mail", crate::worker::nothing)).await;
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+    fixture.worker().await;
+    let old_register = "insert into workers
+            (id, name, queues, concurrency, stale_after_ms, started_at, heartbeat_at, schema_version)
+        select {id}, 'old', queues, 1, 1000, started_at, started_at, 6 from workers";
+    let refused =
+        fixture.try_sql(old_register, Some(JobId::new())).await.expect_err("an old worker registers");
+    assert!(refused.contains("older than the database"), "{refused}");
 }
 
 async fn operations_missing_from_the_first_version_say_to_migrate(fixture: Fixture) {

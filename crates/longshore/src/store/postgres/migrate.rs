@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 use super::tx::{Sql, Tx};
 use crate::error::{Error, Result};
-use crate::store::{GROUPS_VERSION, Migrated, SCHEMA_VERSION, older_workers_live, schema_too_new};
+use crate::store::{Migrated, OLDEST_WORKER, SCHEMA_VERSION, older_workers_live, schema_too_new};
 
 const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (1, include_str!("../../../migrations/postgres/0001_queue.sql")),
@@ -17,6 +17,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (4, include_str!("../../../migrations/postgres/0004_first_run.sql")),
     (5, include_str!("../../../migrations/postgres/0005_steps.sql")),
     (6, include_str!("../../../migrations/postgres/0006_flow_control.sql")),
+    (7, include_str!("../../../migrations/postgres/0007_flow_numbers.sql")),
 ];
 /// The view and the SQL functions, replaced by every migration.
 const FUNCTIONS: &str = include_str!("../../../migrations/postgres/functions.sql");
@@ -61,7 +62,7 @@ pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
     if from > SCHEMA_VERSION {
         return Err(schema_too_new(from).into());
     }
-    if (1..GROUPS_VERSION).contains(&from) {
+    if (1..OLDEST_WORKER).contains(&from) {
         refuse_live_workers(tx).await?;
     }
     for (version, script) in MIGRATIONS.iter().filter(|(version, _)| *version > from) {
@@ -76,7 +77,7 @@ pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
     Ok(Migrated { from, to: SCHEMA_VERSION })
 }
 
-/// Workers of an earlier version would ignore the limits of groups. None can register before
+/// Workers of an earlier version would ignore limits of groups or changes of flows. None can register before
 /// the transaction ends.
 async fn refuse_live_workers(tx: &mut Tx<'_>) -> Sql<()> {
     const LOCK: &str = "

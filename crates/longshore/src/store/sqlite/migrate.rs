@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use rusqlite::params;
 
 use super::tx::{Sql, Tx, host_clock, instant};
-use crate::store::{GROUPS_VERSION, Migrated, SCHEMA_VERSION, older_workers_live, schema_too_new};
+use crate::store::{Migrated, OLDEST_WORKER, SCHEMA_VERSION, older_workers_live, schema_too_new};
 
 const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (1, include_str!("../../../migrations/sqlite/0001_queue.sql")),
@@ -13,6 +13,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (4, include_str!("../../../migrations/sqlite/0004_first_run.sql")),
     (5, include_str!("../../../migrations/sqlite/0005_steps.sql")),
     (6, include_str!("../../../migrations/sqlite/0006_flow_control.sql")),
+    (7, include_str!("../../../migrations/sqlite/0007_flow_numbers.sql")),
 ];
 /// The view, replaced by every migration.
 const VIEWS: &str = include_str!("../../../migrations/sqlite/views.sql");
@@ -32,7 +33,7 @@ pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
         return Err(schema_too_new(from).into());
     }
     tx.conn.execute_batch(CREATE_HISTORY)?;
-    if (1..GROUPS_VERSION).contains(&from) {
+    if (1..OLDEST_WORKER).contains(&from) {
         refuse_live_workers(tx)?;
     }
     for (version, script) in MIGRATIONS {
@@ -45,7 +46,7 @@ pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
     Ok(Migrated { from, to: SCHEMA_VERSION })
 }
 
-/// Workers of an earlier version would ignore the limits of groups.
+/// Workers of an earlier version would ignore limits of groups or changes of flows.
 fn refuse_live_workers(tx: &Tx<'_>) -> Sql<()> {
     const LIVE: &str = "
         select name
