@@ -167,6 +167,10 @@ const CHANGES: &str = "
 /// The maximum number of links that one step closes.
 const MAX_CLOSED: usize = 2000;
 
+/// How long a step waits for a job that another transaction has locked. Most hold such a lock for milliseconds. All other
+/// flows wait meanwhile, and upkeep tries again every second.
+const MAX_LOCK_WAIT: Duration = Duration::from_millis(100);
+
 pub(super) async fn advance(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
     // Almost always there is nothing to do, and no transaction is needed.
     if !has_changes(tx).await? {
@@ -196,7 +200,7 @@ async fn advance_one_by_one(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
 async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    tx.limit_lock_waits(Duration::from_secs(2)).await?;
+    tx.limit_lock_waits(MAX_LOCK_WAIT).await?;
     let mut flows = lock_changed(tx, only).await?;
     if flows.is_empty() {
         sqlx::query(tx.sql(FORGET_CHANGES)).execute(&mut *tx.connection).await?;
