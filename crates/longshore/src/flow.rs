@@ -143,11 +143,34 @@ pub enum FlowTurn {
     Stays,
 }
 
-/// How many of the first changes can be followed together: all until a job occurs for the
-/// second time. So each job either ends or is reopened, not both.
-pub fn followed_together(changes: &[Change]) -> usize {
-    let mut jobs = BTreeSet::new();
-    changes.iter().position(|change| !jobs.insert(change.job)).unwrap_or(changes.len())
+/// What one step does with a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pick {
+    /// Count it, and follow it.
+    Follow,
+    /// Count it only: it is an end, and the member runs again already.
+    Count,
+    /// Leave it for a later step.
+    Leave,
+}
+
+/// Decides what the next step does with changes, which are in the order in which they were stored. `reopened` are flows
+/// with members that were reopened, here or in changes that were not read.
+///
+/// Ends wait until all returns of their flow have been followed, and what comes back because of them: a task must not
+/// start while a parent that was skipped is about to wait again. The changes of one member stay in order.
+pub fn pick(changes: &[(Uuid, Change)], reopened: &BTreeSet<Uuid>) -> Vec<Pick> {
+    let returns = || changes.iter().filter(|(_, change)| change.end.is_none());
+    let flows: BTreeSet<Uuid> = returns().map(|(flow, _)| *flow).chain(reopened.iter().copied()).collect();
+    let mut returning: BTreeSet<Uuid> = returns().map(|(_, change)| change.job).collect();
+    let picked = changes.iter().map(|(flow, change)| match change.end {
+        _ if !flows.contains(flow) => Pick::Follow,
+        // A second return of the same member waits.
+        None if returning.remove(&change.job) => Pick::Follow,
+        Some(_) if returning.contains(&change.job) => Pick::Count,
+        _ => Pick::Leave,
+    });
+    picked.collect()
 }
 
 /// The links of a held child.
@@ -312,10 +335,22 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_one_job_are_followed_one_by_one() {
-        let change = |job| Change { job: id(job), end: None, is_failure: false, is_counted: false };
-        assert_eq!(followed_together(&[change(1), change(2), change(1), change(3)]), 2);
-        assert_eq!(followed_together(&[change(1), change(2)]), 2);
+    fn returns_are_followed_before_ends_of_the_same_flow() {
+        let change =
+            |flow, job, end| (id(flow), Change { job: id(job), end, is_failure: false, is_counted: false });
+        let end = |flow, job| change(flow, job, Some(End::Succeeded));
+        let back = |flow, job| change(flow, job, None);
+        let pick = |changes: &[(Uuid, Change)]| super::pick(changes, &BTreeSet::new());
+        use Pick::{Count, Follow, Leave};
+        assert_eq!(pick(&[end(1, 11), end(1, 12)]), [Follow, Follow]);
+        assert_eq!(pick(&[end(1, 11), end(2, 21), back(1, 12)]), [Leave, Follow, Follow]);
+        // The changes of one member stay in order, and an end that has been undone starts nothing.
+        assert_eq!(
+            pick(&[end(1, 11), back(1, 11), end(1, 11), back(1, 11), back(1, 12), end(1, 12)]),
+            [Count, Follow, Leave, Leave, Follow, Leave]
+        );
+        // A return that was not read.
+        assert_eq!(super::pick(&[end(1, 11), end(2, 21)], &BTreeSet::from([id(1)])), [Leave, Follow]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ const POSTGRES_ADVANCE: &str = "crates/longshore/src/store/postgres/advance.rs";
 const POSTGRES_FLOWS: &str = "crates/longshore/src/store/postgres/flows.rs";
 const POSTGRES_FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
 const POSTGRES_OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
+const POSTGRES_OPERATE_FLOWS: &str = "crates/longshore/src/store/postgres/operate_flows.rs";
 const POSTGRES_REOPEN: &str = "crates/longshore/src/store/postgres/reopen.rs";
 const POSTGRES_RETAIN: &str = "crates/longshore/src/store/postgres/retain.rs";
 const POSTGRES_SETTLE: &str = "crates/longshore/src/store/postgres/settle.rs";
@@ -15,6 +16,7 @@ const RULES: &str = "crates/longshore/src/flow.rs";
 const SQLITE_ADVANCE: &str = "crates/longshore/src/store/sqlite/advance.rs";
 const SQLITE_FLOWS: &str = "crates/longshore/src/store/sqlite/flows.rs";
 const SQLITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
+const SQLITE_OPERATE_FLOWS: &str = "crates/longshore/src/store/sqlite/operate_flows.rs";
 const SQLITE_RETAIN: &str = "crates/longshore/src/store/sqlite/retain.rs";
 const SQLITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 
@@ -37,12 +39,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["flow_races::sqlite::a_parent_that_ends_after_the_flag_of_a_cancel_starts_nothing"],
     },
     Mutant {
-        name: "flows: follow two changes of one job together",
+        name: "flows: follow all changes of a flow in one step",
         file: RULES,
-        anchor: "pub fn followed_together(",
-        find: "position(|change| !jobs.insert(change.job))",
-        replace: "position(|change| !jobs.insert(change.job) && false)",
-        caught_by: &["flow_operations::sqlite::a_task_that_was_retried_and_ended_again_is_followed_in_order"],
+        anchor: "pub fn pick(",
+        find: "_ if !flows.contains(flow) => Pick::Follow,",
+        replace: "_ if !flows.contains(flow) || true => Pick::Follow,",
+        caught_by: &["flow_returns::sqlite::no_task_starts_while_a_skipped_parent_comes_back"],
+    },
+    Mutant {
+        name: "flows: follow an end that was undone",
+        file: RULES,
+        anchor: "pub fn pick(",
+        find: "Some(_) if returning.contains(&change.job) => Pick::Count,",
+        replace: "Some(_) if returning.contains(&change.job) => Pick::Follow,",
+        caught_by: &["flow_returns::sqlite::an_end_that_was_undone_starts_nothing"],
     },
     Mutant {
         name: "flows: end a flow that is not sealed",
@@ -294,21 +304,33 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["flow_operations::postgres::a_task_that_comes_back_counts_at_once"],
     },
     Mutant {
-        name: "flows, postgres: follow parents that ended before those that run again",
+        name: "flows, postgres: follow ends before a return that is beyond the limit",
         file: POSTGRES_ADVANCE,
-        anchor: "async fn follow_parents(",
-        find: "[(CLOSED_LINKS, ids(reopened)), (OPEN_LINKS, ids(ended))]",
-        replace: "[(OPEN_LINKS, ids(ended)), (CLOSED_LINKS, ids(reopened))]",
-        caught_by: &["flow_operations::postgres::no_task_starts_while_a_parent_runs_again"],
+        anchor: "const CHANGES: &str",
+        find: "with reopened as materialized (\n      select i.flow\n        from unnest($1::uuid[]) as i(flow)\n       where exists (",
+        replace: "with reopened as materialized (\n      select i.flow\n        from unnest($1::uuid[]) as i(flow)\n       where false and exists (",
+        caught_by: &[
+            "flow_returns::postgres::no_task_starts_while_the_return_of_a_parent_is_beyond_the_limit",
+        ],
+    },
+    Mutant {
+        name: "flows, postgres: retry a flow before the return of a parent is followed",
+        file: POSTGRES_OPERATE_FLOWS,
+        anchor: "const HAS_UNFOLLOWED",
+        find: "and c.succeeded is null)",
+        replace: "and c.succeeded is null and false)",
+        caught_by: &[
+            "flow_returns::postgres::a_retry_of_a_flow_waits_until_the_return_of_a_parent_is_followed",
+        ],
     },
     Mutant {
         name: "flows, postgres: end a flow before the return of a member is followed",
         file: POSTGRES_ADVANCE,
         anchor: "async fn store_turns(",
-        find: "FlowTurn::Ends(_) if unread.contains(id) =>",
-        replace: "FlowTurn::Ends(_) if unread.contains(id) && false =>",
+        find: "FlowTurn::Ends(_) if with_changes.contains(id) =>",
+        replace: "FlowTurn::Ends(_) if with_changes.contains(id) && false =>",
         caught_by: &[
-            "flow_operations::postgres::a_flow_does_not_end_while_the_return_of_a_member_is_not_followed",
+            "flow_returns::postgres::a_sealed_flow_does_not_end_while_the_return_of_a_member_is_beyond_the_limit",
         ],
     },
     Mutant {
@@ -367,6 +389,34 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "note_reopened(tx, flow, id, seen.outcome != Outcome::Succeeded && !is_skipped, false)?;",
         replace: "let _ = (note_reopened, flow, is_skipped);",
         caught_by: &["flow_operations::sqlite::a_retried_task_opens_its_flow_again"],
+    },
+    Mutant {
+        name: "flows, sqlite: follow ends before a return that is beyond the limit",
+        file: SQLITE_ADVANCE,
+        anchor: "chosen (flow) as materialized (",
+        find: "where flow is not null\n             and (?2 is null or flow = ?2)",
+        replace: "where flow is null\n             and (?2 is null or flow = ?2)",
+        caught_by: &["flow_returns::sqlite::no_task_starts_while_the_return_of_a_parent_is_beyond_the_limit"],
+    },
+    Mutant {
+        name: "flows, sqlite: end a flow before the return of a member is followed",
+        file: SQLITE_ADVANCE,
+        anchor: "fn store_turns(",
+        find: "FlowTurn::Ends(_) if with_changes.contains(id) =>",
+        replace: "FlowTurn::Ends(_) if with_changes.contains(id) && false =>",
+        caught_by: &[
+            "flow_returns::sqlite::a_sealed_flow_does_not_end_while_the_return_of_a_member_is_beyond_the_limit",
+        ],
+    },
+    Mutant {
+        name: "flows, sqlite: retry a flow before the return of a parent is followed",
+        file: SQLITE_OPERATE_FLOWS,
+        anchor: "select w.owned,",
+        find: "and c.succeeded is null)",
+        replace: "and c.succeeded is null and false)",
+        caught_by: &[
+            "flow_returns::sqlite::a_retry_of_a_flow_waits_until_the_return_of_a_parent_is_followed",
+        ],
     },
     Mutant {
         name: "flows, sqlite: count a skipped job as a failure",

@@ -184,6 +184,8 @@ impl Client {
             Added::Full => return Err(too_many(format!("flow {flow}"))),
         }
         self.notifier.notify(members.iter().map(|member| (member.job.queue.as_str(), member.job.when)));
+        // Others skipped the flow while this held its lock.
+        self.advance_soon();
         Ok(())
     }
 
@@ -219,8 +221,10 @@ impl Client {
         if !self.store.flag_cancelled(id).await? && self.flow(id).await?.ended_at.is_some() {
             // A retry may have reopened members, and the flow may not have followed that yet.
             self.advance_flows().await?;
-            if !self.store.flag_cancelled(id).await? {
-                let flow = self.flow(id).await?;
+            let is_flagged = self.store.flag_cancelled(id).await?;
+            let flow = self.flow(id).await?;
+            // A flow that was cancelled before and is open again has the flag already.
+            if !is_flagged && flow.ended_at.is_some() {
                 return Err(Error::conflict(format!(
                     "flow {id} has already ended as {}; retry it if its failed part should run again",
                     flow.status.as_str()
@@ -419,9 +423,8 @@ impl Client {
         if spawned == Spawned::Stored {
             let members = children.members.iter();
             self.notifier.notify(members.map(|member| (member.job.queue.as_str(), member.job.when)));
-            if children.members.is_empty() {
-                self.advance_soon();
-            }
+            // Others skipped the flow while this held its lock.
+            self.advance_soon();
         }
         Ok(spawned)
     }

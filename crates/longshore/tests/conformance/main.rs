@@ -48,6 +48,7 @@ mod fixture;
 mod flow_children;
 mod flow_operations;
 mod flow_races;
+mod flow_returns;
 mod flows;
 mod group_limits;
 mod groups;

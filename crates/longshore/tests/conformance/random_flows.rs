@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
-use longshore::flow::{self, Candidate, Change, Counts, End, FlowTurn, Follow, Held, ParentLink, Reopened};
+use longshore::flow::{
+    self, Candidate, Change, Counts, End, FlowTurn, Follow, Held, ParentLink, Pick, Reopened,
+};
 use longshore::store::{ClaimRequest, Claimed};
 use longshore::{
     Condition, Ending, Flow, FlowId, FlowRecord, JobId, NewJob, Outcome, Retention, Status, SweepOptions,
@@ -241,15 +243,32 @@ impl Model {
 
     /// Follows up to `limit` changes, as `advance` does.
     fn advance(&mut self, limit: usize, now: DateTime<Utc>) {
-        let first: Vec<Change> = self.changes.iter().take(limit).copied().collect();
-        let together = flow::followed_together(&first);
-        let followed: Vec<Change> = self.changes.drain(..together).collect();
-        self.follow_parents(followed.iter().map(|change| (change.job, change.end)).collect(), now);
-        followed.iter().for_each(|change| self.counts.add(change));
+        let is_return = |change: &Change| change.end.is_none();
+        let returns = self.changes.iter().enumerate().filter(|(_, change)| is_return(change));
+        let last_return = returns.take(limit).last().map(|(nth, _)| nth);
+        // Of a flow with returns, all changes up to the last one of them are read.
+        let read = last_return.map_or(limit.min(self.changes.len()), |nth| nth + 1);
+        let later = self.changes.split_off(read);
+        let changes: Vec<(Uuid, Change)> =
+            std::mem::take(&mut self.changes).into_iter().map(|change| (self.flow, change)).collect();
+        let (mut counted, mut parents) = (Vec::new(), Vec::new());
+        for ((_, change), pick) in changes.iter().zip(flow::pick(&changes, &BTreeSet::new())) {
+            match pick {
+                Pick::Leave => self.changes.push(*change),
+                Pick::Count => counted.push(*change),
+                Pick::Follow => {
+                    counted.push(*change);
+                    parents.push((change.job, change.end));
+                }
+            }
+        }
+        self.changes.extend(later);
+        self.follow_parents(parents, now);
+        counted.iter().for_each(|change| self.counts.add(change));
         match self.counts.turn() {
             FlowTurn::Stays => {}
             // A change that follows may be a member that runs again.
-            FlowTurn::Ends(_) if together < first.len() => {}
+            FlowTurn::Ends(_) if !self.changes.is_empty() => {}
             FlowTurn::Ends(end) => {
                 self.counts.has_ended = true;
                 self.ended_at = now;

@@ -14,7 +14,7 @@ use super::reopen::bring_back;
 use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Sql, Tx};
 use crate::flow::{
-    self, CALLBACK_SKIPPED, Change, Condition, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held,
+    self, CALLBACK_SKIPPED, Change, Condition, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick,
 };
 use crate::job::FlowId;
 use crate::store::{Advanced, FlowRecord, Pending, flow_event, warn_of_refused_flow};
@@ -105,7 +105,8 @@ macro_rules! changed_flows {
 const CHANGED: &str = concat!(changed_flows!(), " select flow from changed");
 
 /// Locks up to 32 flows with changes, or only `$1`. Flows that others have locked are skipped:
-/// the process that has locked one looks again after its commit.
+/// the process that has locked one looks again after its commit. Only SQL that adds a task does not, and
+/// leaves that to upkeep.
 const LOCK_CHANGED: &str = concat!(
     changed_flows!(),
     "
@@ -130,15 +131,45 @@ const FORGET_CHANGES: &str = "
     delete from longshore.flow_changes c
      where not exists (select 1 from longshore.flows f where f.id = c.flow)";
 
+/// The changes to choose from. Of flows with members that were reopened: those up to the `$2`-th return, which may be behind
+/// many ends. Of the others: the first `$2`.
 const CHANGES: &str = "
-    select id, flow, job, succeeded, failure, counted
-      from longshore.flow_changes
-     where flow = any($1)
-     order by id
-     limit $2";
+    with reopened as materialized (
+      select i.flow
+        from unnest($1::uuid[]) as i(flow)
+       where exists (
+               select 1
+                 from longshore.flow_changes c
+                where c.flow = i.flow
+                  and c.job is not null
+                  and c.succeeded is null)),
+    returns as materialized (
+      select c.id
+        from longshore.flow_changes c
+       where c.flow = any(array(select flow from reopened))
+         and c.job is not null
+         and c.succeeded is null
+       order by c.id
+       limit $2)
+    select c.id, c.flow, c.job, c.succeeded, c.failure, c.counted, true as is_reopened
+      from longshore.flow_changes c
+     where c.flow = any(array(select flow from reopened))
+       and c.id <= (select max(id) from returns)
+     union all
+    (select c.id, c.flow, c.job, c.succeeded, c.failure, c.counted, false as is_reopened
+       from longshore.flow_changes c
+      where c.flow = any($1)
+        and c.flow <> all(array(select flow from reopened))
+      order by c.id
+      limit $2)
+     order by id";
 
 /// The maximum number of links that one step closes.
 const MAX_CLOSED: usize = 2000;
+
+/// How long a step waits for a job that another transaction has locked. Most hold such a lock for milliseconds. All other
+/// flows wait meanwhile, and upkeep tries again every second.
+const MAX_LOCK_WAIT: Duration = Duration::from_millis(100);
 
 pub(super) async fn advance(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
     // Almost always there is nothing to do, and no transaction is needed.
@@ -169,31 +200,29 @@ async fn advance_one_by_one(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
 async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    tx.limit_lock_waits(Duration::from_secs(2)).await?;
+    tx.limit_lock_waits(MAX_LOCK_WAIT).await?;
     let mut flows = lock_changed(tx, only).await?;
     if flows.is_empty() {
         sqlx::query(tx.sql(FORGET_CHANGES)).execute(&mut *tx.connection).await?;
         transaction.commit().await?;
         return Ok(Advanced::default());
     }
-    let (rows, changes, unread) = changes(tx, &flows, limit).await?;
+    let step = next_step(tx, &flows, limit).await?;
     let mut followed = Followed::default();
-    let parents: Vec<(Uuid, Option<End>)> =
-        changes.iter().map(|(_, change)| (change.job, change.end)).collect();
-    if !follow_parents(tx, &parents, &mut flows, &mut followed).await? {
+    if !follow_parents(tx, &step.parents, &mut flows, &mut followed).await? {
         // The rest of the children comes next; the changes are still there.
         store_counts(tx, &flows).await?;
         transaction.commit().await?;
         return Ok(Advanced { queues: followed.queues(), more: true, ..Advanced::default() });
     }
-    for (flow, change) in &changes {
+    for (flow, change) in &step.counted {
         if let Some(flow) = flows.get_mut(flow) {
             flow.counts.add(change);
         }
     }
     let mut advanced = Advanced { more: true, ..Advanced::default() };
-    store_turns(tx, &mut flows, &unread, &mut followed, &mut advanced).await?;
-    delete_changes(tx, &rows).await?;
+    delete_changes(tx, &step.rows).await?;
+    store_turns(tx, &mut flows, &mut followed, &mut advanced).await?;
     transaction.commit().await?;
     advanced.queues = followed.queues();
     Ok(advanced)
@@ -214,42 +243,44 @@ async fn lock_changed(tx: &mut Tx<'_>, only: Option<Uuid>) -> Sql<BTreeMap<Uuid,
     Ok(flows)
 }
 
-/// The changes to follow now, with the ids of their rows, and the flows that have changes after these. A row
-/// without a job only says that the flow is to be looked at.
-async fn changes(
-    tx: &mut Tx<'_>,
-    flows: &BTreeMap<Uuid, LockedFlow>,
-    limit: u32,
-) -> Sql<(Vec<i64>, Vec<(Uuid, Change)>, BTreeSet<Uuid>)> {
+/// The changes that are followed together.
+#[derive(Default)]
+struct Step {
+    /// The ids of their rows.
+    rows: Vec<i64>,
+    /// The changes, with their flows.
+    counted: Vec<(Uuid, Change)>,
+    /// The members whose children are followed.
+    parents: Vec<(Uuid, Option<End>)>,
+}
+
+/// The changes to follow now. A row without a job only says that the flow is to be looked at.
+async fn next_step(tx: &mut Tx<'_>, flows: &BTreeMap<Uuid, LockedFlow>, limit: u32) -> Sql<Step> {
     let ids: Vec<Uuid> = flows.keys().copied().collect();
     let found =
         sqlx::query(tx.sql(CHANGES)).bind(ids).bind(i64::from(limit)).fetch_all(&mut *tx.connection).await?;
-    let (mut rows, mut of_rows) = (Vec::new(), Vec::new());
+    let (mut step, mut read) = (Step::default(), Vec::new());
+    let (mut changes, mut reopened) = (Vec::new(), BTreeSet::new());
     for row in &found {
-        let change = match row.try_get::<Option<Uuid>, _>(2)? {
-            None => None,
-            Some(job) => Some(Change {
-                job,
-                end: row.try_get::<Option<bool>, _>(3)?.map(End::of),
-                is_failure: row.try_get(4)?,
-                is_counted: row.try_get(5)?,
-            }),
-        };
-        rows.push(row.try_get::<i64, _>(0)?);
-        of_rows.push((row.try_get::<Uuid, _>(1)?, change));
-    }
-    let jobs: Vec<Change> = of_rows.iter().filter_map(|(_, change)| *change).collect();
-    let together = flow::followed_together(&jobs);
-    let (mut changes, mut unread) = (Vec::with_capacity(together), BTreeSet::new());
-    for (nth, (flow, change)) in of_rows.into_iter().enumerate() {
-        if !unread.is_empty() || change.is_some() && changes.len() == together {
-            rows.truncate(nth.min(rows.len()));
-            unread.insert(flow);
+        let (id, flow): (i64, Uuid) = (row.try_get(0)?, row.try_get(1)?);
+        let Some(job) = row.try_get(2)? else {
+            step.rows.push(id);
             continue;
-        }
-        changes.extend(change.map(|change| (flow, change)));
+        };
+        let end = row.try_get::<Option<bool>, _>(3)?.map(End::of);
+        let (is_failure, is_counted) = (row.try_get(4)?, row.try_get(5)?);
+        read.push(id);
+        changes.push((flow, Change { job, end, is_failure, is_counted }));
+        reopened.extend(row.try_get::<bool, _>(6)?.then_some(flow));
     }
-    Ok((rows, changes, unread))
+    for ((id, (flow, change)), pick) in read.into_iter().zip(&changes).zip(flow::pick(&changes, &reopened)) {
+        if pick != Pick::Leave {
+            step.rows.push(id);
+            step.counted.push((*flow, *change));
+        }
+        step.parents.extend((pick == Pick::Follow).then_some((change.job, change.end)));
+    }
+    Ok(step)
 }
 
 /// What was decided about children.
@@ -303,7 +334,6 @@ async fn follow_parents(
     let ends: BTreeMap<Uuid, Option<End>> = parents.iter().copied().collect();
     let (ended, reopened): (Vec<_>, Vec<_>) = parents.iter().partition(|(_, end)| end.is_some());
     let ids = |parents: Vec<&(Uuid, Option<End>)>| parents.into_iter().map(|(id, _)| *id).collect::<Vec<_>>();
-    // Reopened parents come first: a child must not start because of what they were before.
     let mut rows = Vec::new();
     for (statement, parents) in [(CLOSED_LINKS, ids(reopened)), (OPEN_LINKS, ids(ended))] {
         if !parents.is_empty() && rows.len() <= MAX_CLOSED {
@@ -531,15 +561,32 @@ pub(super) const FORGET_END: &str = "
     delete from longshore.events
      where name = any($1)";
 
-/// Stores the numbers of the flows, and follows the ends of the flows themselves. A flow with `unread` changes
-/// does not end: one of them may be a member that runs again.
+const WITH_CHANGES: &str = "
+    select i.flow
+      from unnest($1::uuid[]) as i(flow)
+     where exists (select 1 from longshore.flow_changes c where c.flow = i.flow)";
+
+/// Those of the flows that could end now and have changes which were not followed. They do not end: one of the changes may be
+/// a member that runs again.
+async fn with_changes(tx: &mut Tx<'_>, flows: &BTreeMap<Uuid, LockedFlow>) -> Sql<BTreeSet<Uuid>> {
+    let over = flows.iter().filter(|(_, flow)| matches!(flow.counts.turn(), FlowTurn::Ends(_)));
+    let over: Vec<Uuid> = over.map(|(id, _)| *id).collect();
+    if over.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let found = sqlx::query_scalar(tx.sql(WITH_CHANGES)).bind(over).fetch_all(&mut *tx.connection).await?;
+    Ok(found.into_iter().collect())
+}
+
+/// Stores the numbers of the flows, and follows the ends of the flows themselves. The changes that were followed have been
+/// deleted.
 async fn store_turns(
     tx: &mut Tx<'_>,
     flows: &mut BTreeMap<Uuid, LockedFlow>,
-    unread: &BTreeSet<Uuid>,
     followed: &mut Followed,
     advanced: &mut Advanced,
 ) -> Sql<()> {
+    let with_changes = with_changes(tx, flows).await?;
     let (mut parents, mut emitted, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
     for (id, flow) in flows.iter_mut() {
         // A flow of children has the id of their job. Links from that id wait for the job, not for the
@@ -547,7 +594,7 @@ async fn store_turns(
         let event = flow.is_owned.then(|| flow_event(FlowId(*id)));
         match flow.counts.turn() {
             FlowTurn::Stays => continue,
-            FlowTurn::Ends(_) if unread.contains(id) => continue,
+            FlowTurn::Ends(_) if with_changes.contains(id) => continue,
             FlowTurn::Ends(end) => {
                 flow.counts.has_ended = true;
                 parents.extend((!flow.is_owned).then_some((*id, Some(end))));

@@ -138,15 +138,22 @@ const LOCK_FOR_RETRY: &str = "
      where id = $1
        for no key update";
 
-/// Whether the end of a member that the retry is to reopen has not been followed yet.
+/// Whether the end of a member that the retry is to reopen has not been followed yet, or the return of any member: its
+/// children would start because of what it was before.
 const HAS_UNFOLLOWED: &str = "
     select exists (
-      select 1
-        from longshore.flow_changes c
-        join longshore.finished f on f.id = c.job
-       where c.flow = $1
-         and f.outcome <> 'succeeded'
-         and (f.finished_at <= $2 or f.skipped))";
+             select 1
+               from longshore.flow_changes c
+              where c.flow = $1
+                and c.job is not null
+                and c.succeeded is null)
+        or exists (
+             select 1
+               from longshore.flow_changes c
+               join longshore.finished f on f.id = c.job
+              where c.flow = $1
+                and f.outcome <> 'succeeded'
+                and (f.finished_at <= $2 or f.skipped))";
 
 const CALLBACKS: &str = "
     select child

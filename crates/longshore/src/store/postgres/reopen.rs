@@ -86,7 +86,7 @@ const REOPEN_MEMBERS: &str = concat!(
       update longshore.links
          set met = null
        where parent = any((select $1::uuid[])::uuid[])
-         and child = any((select $1::uuid[])::uuid[])
+         and (child in (select id from deleted)) is true   -- looked up in a hash table, whatever the planner assumes
          and met is not null)
     select (select count(*) from deleted where flow is not null),
            (select count(*) from deleted where flow is not null and skipped is not true),

@@ -16,7 +16,9 @@ use super::reopen::bring_back;
 use super::settle::{Ended, enter_finished, free_key, tally};
 use super::turns::add_turn_of_removed;
 use super::tx::{Columns, Sql, Tx};
-use crate::flow::{self, CALLBACK_SKIPPED, Change, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held};
+use crate::flow::{
+    self, CALLBACK_SKIPPED, Change, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick,
+};
 use crate::job::{FlowId, JobId, Outcome};
 use crate::store::{Advanced, FlowRecord, Pending, flow_event, warn_of_refused_flow};
 
@@ -123,48 +125,84 @@ fn advance_together(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced
 }
 
 fn follow_changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
-    let (rows, changes, mut flows, unread) = changes(tx, only, limit)?;
-    if rows.is_empty() {
+    let (step, mut flows) = next_step(tx, only, limit)?;
+    if step.rows.is_empty() {
         return Ok(Advanced::default());
     }
     let mut followed = Followed::default();
-    let parents: Vec<(Uuid, Option<End>)> =
-        changes.iter().map(|(_, change)| (change.job, change.end)).collect();
-    if !follow_parents(tx, &parents, &mut flows, &mut followed)? {
+    if !follow_parents(tx, &step.parents, &mut flows, &mut followed)? {
         // The rest of the children comes next; the changes are still there.
         store_counts(tx, &flows)?;
         return Ok(Advanced { queues: followed.queues(), more: true, ..Advanced::default() });
     }
-    for (flow, change) in &changes {
+    for (flow, change) in &step.counted {
         if let Some(flow) = flows.get_mut(flow) {
             flow.counts.add(change);
         }
     }
     let mut advanced = Advanced { more: true, ..Advanced::default() };
-    store_turns(tx, &mut flows, &unread, &mut followed, &mut advanced)?;
-    delete_changes(tx, &rows)?;
+    delete_changes(tx, &step.rows)?;
+    store_turns(tx, &mut flows, &mut followed, &mut advanced)?;
     advanced.queues = followed.queues();
     Ok(advanced)
 }
 
-type Changes = (Vec<i64>, Vec<(Uuid, Change)>, BTreeMap<Uuid, ChangedFlow>, BTreeSet<Uuid>);
+/// The changes that are followed together.
+#[derive(Default)]
+struct Step {
+    /// The ids of their rows.
+    rows: Vec<i64>,
+    /// The changes, with their flows.
+    counted: Vec<(Uuid, Change)>,
+    /// The members whose children are followed.
+    parents: Vec<(Uuid, Option<End>)>,
+}
 
-/// The changes to follow now, with the ids of their rows, their flows, and the flows that have changes after
-/// these. A row without a job only says that the flow is to be looked at. Changes of flows that do not exist
-/// are ignored.
-fn changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Changes> {
+/// The changes to follow now, with their flows. A row without a job only says that the flow is to be looked at. Changes of
+/// flows that do not exist are ignored.
+fn next_step(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<(Step, BTreeMap<Uuid, ChangedFlow>)> {
+    // The changes to choose from. Of flows with members that were reopened: those up to the `limit`-th return, which
+    // may be behind many ends. Of the others: the first `limit`.
     const CHANGES: &str = "
-        select id,
-               flow,
-               job,
-               succeeded,
-               failure,
-               counted
+        with recursive reopened (flow) as (
+          select min(flow)
+            from flow_changes
+           where job is not null
+             and succeeded is null
+           union all
+          select (select min(c.flow)
+                    from flow_changes c
+                   where c.job is not null
+                     and c.succeeded is null
+                     and c.flow > reopened.flow)
+            from reopened
+           where flow is not null),
+        chosen (flow) as materialized (
+          select flow
+            from reopened
+           where flow is not null
+             and (?2 is null or flow = ?2)),
+        returns (id) as materialized (
+          select id
+            from flow_changes
+           where job is not null
+             and succeeded is null
+             and flow in (select flow from chosen)
+           order by id
+           limit ?1)
+        select id, flow, job, succeeded, failure, counted, 1
           from flow_changes
-         where ?2 is null
-            or flow = ?2
-         order by id
-         limit ?1";
+         where flow in (select flow from chosen)
+           and id <= (select max(id) from returns)
+         union all
+        select *
+          from (select id, flow, job, succeeded, failure, counted, 0
+                  from flow_changes
+                 where (?2 is null or flow = ?2)
+                   and flow not in (select flow from chosen)
+                 order by id
+                 limit ?1)
+         order by 1";
     const FLOW: &str = "
         select open,
                failed,
@@ -180,19 +218,29 @@ fn changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Changes> {
         let end = row.get::<_, Option<bool>>(3)?.map(End::of);
         let (is_failure, is_counted) = (row.get(4)?, row.get(5)?);
         let change = job.map(|job| Change { job, end, is_failure, is_counted });
-        Ok((row.get::<_, i64>(0)?, row.uuid(1)?, change))
+        Ok((row.get::<_, i64>(0)?, row.uuid(1)?, change, row.get::<_, bool>(6)?))
     })?;
-    let jobs: Vec<Change> = found.iter().filter_map(|(.., change)| *change).collect();
-    let together = flow::followed_together(&jobs);
-    let (mut rows, mut changes, mut flows) = (Vec::new(), Vec::new(), BTreeMap::new());
-    let mut unread = BTreeSet::new();
-    for (row, flow, change) in found {
-        if !unread.is_empty() || change.is_some() && changes.len() == together {
-            unread.insert(flow);
+    let (mut step, mut read, mut of_rows) = (Step::default(), Vec::new(), BTreeSet::new());
+    let (mut changes, mut reopened) = (Vec::new(), BTreeSet::new());
+    for (id, flow, change, is_reopened) in found {
+        of_rows.insert(flow);
+        let Some(change) = change else {
+            step.rows.push(id);
             continue;
+        };
+        read.push(id);
+        changes.push((flow, change));
+        reopened.extend(is_reopened.then_some(flow));
+    }
+    for ((id, (flow, change)), pick) in read.into_iter().zip(&changes).zip(flow::pick(&changes, &reopened)) {
+        if pick != Pick::Leave {
+            step.rows.push(id);
+            step.counted.push((*flow, *change));
         }
-        rows.push(row);
-        changes.extend(change.map(|change| (flow, change)));
+        step.parents.extend((pick == Pick::Follow).then_some((change.job, change.end)));
+    }
+    let mut flows = BTreeMap::new();
+    for flow in of_rows {
         let read = tx.row(FLOW, [flow.as_bytes()], |row| {
             let counts = Counts {
                 open: row.get(0)?,
@@ -205,7 +253,7 @@ fn changes(tx: &Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Changes> {
         })?;
         flows.extend(read.map(|read| (flow, read)));
     }
-    Ok((rows, changes, flows, unread))
+    Ok((step, flows))
 }
 
 /// What was decided about children.
@@ -250,9 +298,7 @@ fn follow_parents(
     let mut left = MAX_CLOSED;
     let mut is_complete = true;
     let (mut children, mut of_reopened) = (BTreeSet::new(), BTreeSet::new());
-    // Reopened parents come first: a child must not start because of what they were before.
-    let (ended, reopened): (Vec<_>, Vec<_>) = parents.iter().partition(|(_, end)| end.is_some());
-    for (parent, end) in reopened.into_iter().chain(ended) {
+    for (parent, end) in parents {
         let statement = if end.is_some() { OPEN_LINKS } else { CLOSED_LINKS };
         let limit = left as i64 + 1;
         let links = tx
@@ -387,12 +433,26 @@ pub(super) const FORGET_END: &str = "
     delete from events
      where name = ?1";
 
-/// Stores the numbers of the flows, and follows the ends of the flows themselves. A flow with `unread` changes
-/// does not end: one of them may be a member that runs again.
+/// Those of the flows that could end now and have changes which were not followed. They do not end: one of the changes may be
+/// a member that runs again.
+fn with_changes(tx: &Tx<'_>, flows: &BTreeMap<Uuid, ChangedFlow>) -> Sql<BTreeSet<Uuid>> {
+    const WITH_CHANGES: &str = "
+        select 1
+          from flow_changes
+         where flow = ?1
+         limit 1";
+    let mut found = BTreeSet::new();
+    for (id, _) in flows.iter().filter(|(_, flow)| matches!(flow.counts.turn(), FlowTurn::Ends(_))) {
+        found.extend(tx.row(WITH_CHANGES, [id.as_bytes()], |_| Ok(*id))?);
+    }
+    Ok(found)
+}
+
+/// Stores the numbers of the flows, and follows the ends of the flows themselves. The changes that were followed have been
+/// deleted.
 fn store_turns(
     tx: &Tx<'_>,
     flows: &mut BTreeMap<Uuid, ChangedFlow>,
-    unread: &BTreeSet<Uuid>,
     followed: &mut Followed,
     advanced: &mut Advanced,
 ) -> Sql<()> {
@@ -403,6 +463,7 @@ fn store_turns(
             on conflict (name) do update
            set emitted_at = excluded.emitted_at,
                fresh = 1";
+    let with_changes = with_changes(tx, flows)?;
     let now = tx.now()?;
     let mut parents = Vec::new();
     for (id, flow) in flows.iter_mut() {
@@ -411,7 +472,7 @@ fn store_turns(
         let event = flow.is_owned.then(|| flow_event(FlowId(*id)));
         match flow.counts.turn() {
             FlowTurn::Stays => {}
-            FlowTurn::Ends(_) if unread.contains(id) => {}
+            FlowTurn::Ends(_) if with_changes.contains(id) => {}
             FlowTurn::Ends(end) => {
                 flow.counts.has_ended = true;
                 parents.extend((!flow.is_owned).then_some((*id, Some(end))));

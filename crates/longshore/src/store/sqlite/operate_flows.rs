@@ -113,10 +113,17 @@ pub(super) fn retry_members(
     after: Option<JobId>,
     limit: u32,
 ) -> Sql<RetriedMembers> {
-    // Also whether the end of a member that the retry is to reopen has not been followed yet.
+    // Also whether the end of a member that the retry is to reopen has not been followed yet, or the return of any
+    // member: its children would start because of what it was before.
     const FLOW: &str = "
         select w.owned,
                exists (
+                 select 1
+                   from flow_changes c
+                  where c.flow = w.id
+                    and c.job is not null
+                    and c.succeeded is null)
+            or exists (
                  select 1
                    from flow_changes c
                    join finished f on f.id = c.job
