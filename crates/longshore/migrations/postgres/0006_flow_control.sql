@@ -175,8 +175,6 @@ create table longshore.flow_changes (
 );
 
 create index flow_changes_flow on longshore.flow_changes (flow, id);
--- Members that run again are followed first.
-create index flow_changes_returns on longshore.flow_changes (flow, id) where job is not null and succeeded is null;
 
 -- It gets more parameters; functions.sql creates it again.
 drop function if exists longshore.enqueue(

@@ -156,5 +156,3 @@ create table flow_changes (
 ) strict;
 
 create index flow_changes_flow on flow_changes (flow, id);
--- Members that run again are followed first.
-create index flow_changes_returns on flow_changes (flow, id) where job is not null and succeeded is null;

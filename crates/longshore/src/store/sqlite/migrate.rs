@@ -13,7 +13,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (4, include_str!("../../../migrations/sqlite/0004_first_run.sql")),
     (5, include_str!("../../../migrations/sqlite/0005_steps.sql")),
     (6, include_str!("../../../migrations/sqlite/0006_flow_control.sql")),
-    (7, include_str!("../../../migrations/sqlite/0007_flow_numbers.sql")),
+    (7, include_str!("../../../migrations/sqlite/0007_flow_returns.sql")),
 ];
 /// The view, replaced by every migration.
 const VIEWS: &str = include_str!("../../../migrations/sqlite/views.sql");

@@ -1,4 +1,4 @@
--- Numbers of flows: how many links a flow has, and which changes its numbers contain already.
+-- Flows: how many links one has, which changes its numbers contain already, and members that run again.
 --
 -- Workers of version 6 would count a task that comes back twice. So `migrate` refuses this migration while one of
 -- them is alive, and none can register or send a heartbeat afterwards.
@@ -34,3 +34,6 @@ update flows
 
 -- Whether the numbers of the flow contain the change already.
 alter table flow_changes add column counted integer not null default 0 check (counted in (0, 1));
+
+-- Members that run again are followed first.
+create index flow_changes_returns on flow_changes (flow, id) where job is not null and succeeded is null;
