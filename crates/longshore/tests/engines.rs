@@ -302,7 +302,12 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         &["whole", "small_only", "bounded", "raw"],
         "the statement is put together from parts, and a second one reads large values",
     ),
-    ("sqlite", "inspect.rs", &["matches", "has_text"], "rows are filtered while they are walked"),
+    (
+        "sqlite",
+        "inspect.rs",
+        &["matches", "has_request", "has_error", "has_text"],
+        "rows are filtered while they are walked",
+    ),
     ("sqlite", "stats.rs", &["is_surely_above", "scaled"], "the exact total of waiting jobs is cheap"),
     (
         "sqlite",

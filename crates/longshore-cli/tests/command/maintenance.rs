@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use longshore::SCHEMA_VERSION;
 use serde_json::json;
 
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
@@ -26,12 +27,16 @@ on_every_engine!(
 // ---- migrate ---------------------------------------------------------------------
 
 fn migrating_twice_changes_nothing_the_second_time(fixture: &Fixture) {
-    assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 6 }));
-    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 7; nothing to do\n");
-    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 7\n");
+    let newest = SCHEMA_VERSION;
+    assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": newest }));
+    assert_eq!(
+        fixture.run("migrate").ok().out,
+        format!("already at schema version {newest}; nothing to do\n")
+    );
+    assert_eq!(fixture.run("migrate --check").ok().out, format!("up to date at schema version {newest}\n"));
     assert_eq!(
         fixture.run("migrate --check --json").json(),
-        json!({ "version": 6, "wanted": 6, "pending": false })
+        json!({ "version": newest, "wanted": newest, "pending": false })
     );
 }
 
@@ -39,7 +44,9 @@ fn migrate_check_reports_a_pending_migration_and_changes_nothing(fixture: &Fixtu
     for _ in 0..2 {
         let check = fixture.run("migrate --check");
         assert_eq!(check.code, 1);
-        assert_eq!(check.out, "pending: schema version 0, wanted 6; run `longshore migrate`\n");
+        let pending =
+            format!("pending: schema version 0, wanted {SCHEMA_VERSION}; run `longshore migrate`\n");
+        assert_eq!(check.out, pending);
     }
     let check = fixture.run("migrate --check --json");
     assert_eq!((check.code, check.document()["pending"].clone()), (1, json!(true)));

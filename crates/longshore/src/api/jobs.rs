@@ -178,7 +178,9 @@ pub(super) async fn list(
     Query(query): Query<ListQuery>,
 ) -> ApiResult<Response> {
     caller.may_use_queue_or_all(query.queue.as_deref())?;
-    let statuses = query.status.as_deref().into_iter().flat_map(|list| list.split(','));
+    // A form that was not filled in sends an empty list.
+    let statuses = query.status.as_deref().filter(|list| !list.is_empty());
+    let statuses = statuses.into_iter().flat_map(|list| list.split(','));
     let filter = ListFilter {
         statuses: statuses.map(str::parse).collect::<Result<_, _>>().map_err(Problem::in_url)?,
         kind: query.kind.clone(),
