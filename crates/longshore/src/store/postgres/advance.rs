@@ -131,6 +131,20 @@ const FORGET_CHANGES: &str = "
     delete from longshore.flow_changes c
      where not exists (select 1 from longshore.flows f where f.id = c.flow)";
 
+/// The first `$2` changes, if no member was reopened, as is almost always the case.
+const ENDS: &str = "
+    select c.id, c.flow, c.job, c.succeeded, c.failure, c.counted, false as is_reopened
+      from longshore.flow_changes c
+     where c.flow = any($1)
+       and not exists (
+             select 1
+               from longshore.flow_changes r
+              where r.flow = any($1)
+                and r.job is not null
+                and r.succeeded is null)
+     order by c.id
+     limit $2";
+
 /// The changes to choose from. Of flows with members that were reopened: those up to the `$2`-th return, which may be behind
 /// many ends. Of the others: the first `$2`.
 const CHANGES: &str = "
@@ -257,8 +271,12 @@ struct Step {
 /// The changes to follow now. A row without a job only says that the flow is to be looked at.
 async fn next_step(tx: &mut Tx<'_>, flows: &BTreeMap<Uuid, LockedFlow>, limit: u32) -> Sql<Step> {
     let ids: Vec<Uuid> = flows.keys().copied().collect();
-    let found =
-        sqlx::query(tx.sql(CHANGES)).bind(ids).bind(i64::from(limit)).fetch_all(&mut *tx.connection).await?;
+    let mut found =
+        sqlx::query(tx.sql(ENDS)).bind(&ids).bind(i64::from(limit)).fetch_all(&mut *tx.connection).await?;
+    if found.is_empty() {
+        let changes = sqlx::query(tx.sql(CHANGES)).bind(&ids).bind(i64::from(limit));
+        found = changes.fetch_all(&mut *tx.connection).await?;
+    }
     let (mut step, mut read) = (Step::default(), Vec::new());
     let (mut changes, mut reopened) = (Vec::new(), BTreeSet::new());
     for row in &found {
