@@ -1,4 +1,4 @@
-//! Claim: decides when to claim, how many jobs and of which kinds.
+//! Claim: decides how many jobs to claim, of which kinds, and when to claim again. `claim_loop` waits for that.
 //!
 //! A claim for free slots takes jobs of any kind. If handlers end faster than a claim takes, the
 //! worker also claims ahead: it buffers jobs that start as soon as a slot is free. A buffered job
@@ -19,7 +19,6 @@ use super::ahead::{AheadKinds, Pace};
 use super::context::{Attempt, StopReason};
 use super::metrics::Kind;
 use super::run_times::START_WITHIN;
-use super::settings::Settings;
 use super::shared::{Phase, Shared};
 use crate::store::{ClaimCursor, ClaimRequest, Claims, Suspects, Wakeups};
 
@@ -28,7 +27,7 @@ const MAX_CLAIM: usize = 1000;
 /// While more ended jobs than this wait to be settled, nothing is claimed.
 const MAX_UNSETTLED: usize = 4000;
 /// A job that has not started after this time is released.
-const MAX_BUFFER_WAIT: Duration = Duration::from_millis(250);
+pub(super) const MAX_BUFFER_WAIT: Duration = Duration::from_millis(250);
 /// While some kinds are not claimed ahead, how often to claim jobs of any kind for slots that are
 /// free soon. A backlog of short jobs would otherwise keep all slots occupied.
 const ANY_KIND_INTERVAL: Duration = Duration::from_millis(25);
@@ -40,8 +39,6 @@ const URGENT_INTERVAL: Duration = Duration::from_millis(100);
 /// this multiple of the time that such a claim takes, so that a stream of wake-ups costs little.
 const MIN_URGENT_PAUSE: Duration = Duration::from_millis(25);
 const URGENT_PAUSE_FACTOR: u32 = 100;
-/// The pause after a failed claim.
-const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 /// The server may still commit a claim within this time after the client gave up on it.
 const LOST_CLAIM_COMMIT_TIME: Duration = Duration::from_secs(60);
 /// A worker of every queue keeps up to this many queues without waiting jobs in its list, because
@@ -49,152 +46,10 @@ const LOST_CLAIM_COMMIT_TIME: Duration = Duration::from_secs(60);
 const MAX_IDLE_QUEUES: usize = 100;
 /// The minimum pause before the next claim if a rate lets a job start.
 const MIN_RATE_PAUSE: Duration = Duration::from_millis(1);
-/// In a drain, how soon to claim again while the last jobs run.
-const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
-
-/// Claims until the worker finishes; in a drain, until no job is due.
-pub(super) async fn run(shared: Arc<Shared>) {
-    if shared.registry.kinds().is_some_and(|kinds| kinds.is_empty()) && shared.phase() == Phase::Working {
-        // Without handlers the worker only does upkeep.
-        return shared.reached(Phase::Finishing).await;
-    }
-    // Subscribe before claiming: a job enqueued between the two would otherwise
-    // wait a full poll interval.
-    let mut wakeups = subscribe(&shared).await;
-    let mut claimer = Claimer::new(shared.clone());
-    loop {
-        if shared.phase() >= Phase::Finishing {
-            return;
-        }
-        if wakeups.is_none() {
-            wakeups = subscribe(&shared).await;
-        }
-        // Checked before the claim: a job settled during the claim may be due again.
-        let idle = shared.held.len() == 0;
-        if idle && shared.phase() == Phase::Draining {
-            claimer.restart_at_head();
-            // The end of a job may have released others, which are part of the drain.
-            if let Err(error) = shared.client.advance_flows().await {
-                tracing::warn!(%error, "could not follow changes of flows");
-            }
-        }
-        // Registered before the claim: jobs settled during the claim may free slots.
-        let settled = shared.held.settled.notified();
-        tokio::pin!(settled);
-        settled.as_mut().enable();
-        // Not cancelled by a stop: claimed jobs must be released before the worker
-        // signs off.
-        let found = claimer.claim(&mut wakeups).await;
-        let is_drained = found == Found::Nothing
-            && idle
-            && shared.phase() == Phase::Draining
-            && !claimer.has_paused_jobs().await;
-        match found {
-            Found::Full => {
-                tokio::select! {
-                    () = shared.buffer.demand.notified() => {}
-                    () = &mut settled => {}
-                    queue = woken(&mut wakeups, &shared.settings), if claimer.listens_while_full() => {
-                        claimer.on_wakeup(queue);
-                    }
-                    () = sleep_until(claimer.next_check()) => {}
-                    () = shared.reached(Phase::Finishing) => return,
-                }
-            }
-            Found::More => {}
-            Found::Nothing if is_drained => {
-                shared.phase.send_if_modified(|phase| {
-                    let draining = *phase == Phase::Draining;
-                    if draining {
-                        *phase = Phase::Finishing;
-                    }
-                    draining
-                });
-                return;
-            }
-            Found::Some | Found::Nothing if shared.phase() == Phase::Draining => {
-                tokio::select! {
-                    () = &mut settled => {}
-                    () = tokio::time::sleep(DRAIN_POLL_INTERVAL) => {}
-                    () = shared.reached(Phase::Finishing) => return,
-                }
-            }
-            Found::Some | Found::Nothing => {
-                let poll_at = Instant::now() + claimer.next_poll_delay();
-                loop {
-                    tokio::select! {
-                        queue = woken(&mut wakeups, &shared.settings) => claimer.on_wakeup(queue),
-                        () = suspects_settled(&shared, claimer.skipped_suspects) => {}
-                        () = &mut settled, if claimer.capped => {}
-                        () = sleep_until(Some(poll_at)) => {}
-                        () = sleep_until(shared.buffer.overdue_at(MAX_BUFFER_WAIT)) => {
-                            // No reason to claim: releasing jobs notifies this worker too.
-                            claimer.release_overdue_jobs();
-                            continue;
-                        }
-                        () = shared.reached(Phase::Finishing) => return,
-                    }
-                    break;
-                }
-            }
-            Found::Failed => {
-                if !shared.sleep_unless(Phase::Finishing, PAUSE_AFTER_ERROR).await {
-                    return;
-                }
-            }
-        }
-        claimer.release_overdue_jobs();
-    }
-}
-
-/// Sleeps until this time; without one, forever.
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at.into()).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn subscribe(shared: &Shared) -> Option<Wakeups> {
-    match shared.client.subscribe().await {
-        Ok(wakeups) => Some(wakeups),
-        Err(error) => {
-            tracing::warn!(%error, "cannot subscribe to wake-ups; falling back to polling");
-            None
-        }
-    }
-}
-
-/// Waits until this worker holds no suspect, if the last claim may have skipped other suspects
-/// because it held one; otherwise waits forever.
-async fn suspects_settled(shared: &Shared, skipped_suspects: bool) {
-    if !skipped_suspects {
-        return std::future::pending().await;
-    }
-    loop {
-        let settled = shared.held.settled.notified();
-        if !shared.held.has_suspect() {
-            return;
-        }
-        settled.await;
-    }
-}
-
-/// Waits for a wake-up of one of the worker's queues. Returns the queue, or `None` if it can be
-/// any queue.
-async fn woken(wakeups: &mut Option<Wakeups>, settings: &Settings) -> Option<String> {
-    let Some(wakeups) = wakeups else { return std::future::pending().await };
-    loop {
-        match wakeups.next().await {
-            Some(queue) if !settings.claims_from(&queue) => {}
-            queue => return queue,
-        }
-    }
-}
 
 /// The result of a claim.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Found {
+pub(super) enum Found {
     /// Jobs may be due, but there is no room for them.
     Full,
     /// More jobs may be due.
@@ -258,7 +113,7 @@ struct Claimed {
     more: bool,
 }
 
-struct Claimer {
+pub(super) struct Claimer {
     shared: Arc<Shared>,
     /// In a worker of every queue, the first group has the queues without a limit that are known
     /// so far.
@@ -290,9 +145,9 @@ struct Claimer {
     /// In a drain: the database's time of the last claim that found nothing.
     drained_at: Option<DateTime<Utc>>,
     /// The last claim may have skipped suspects, because this worker holds one.
-    skipped_suspects: bool,
+    pub(super) skipped_suspects: bool,
     /// The last claim may have skipped jobs of a queue that is at its limit.
-    capped: bool,
+    pub(super) capped: bool,
     /// When to look for leases that this process does not know about, because a claim's reply
     /// was lost.
     lost_claim_check_at: Option<Instant>,
@@ -300,7 +155,7 @@ struct Claimer {
 }
 
 impl Claimer {
-    fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
         let settings = &shared.settings;
         let limit_of = |queue: &String| settings.queue_concurrency.get(queue).map(|limit| *limit as usize);
         let group = |queues: Vec<String>, max_running| Group {
@@ -352,7 +207,7 @@ impl Claimer {
         }
     }
 
-    async fn claim(&mut self, wakeups: &mut Option<Wakeups>) -> Found {
+    pub(super) async fn claim(&mut self, wakeups: &mut Option<Wakeups>) -> Found {
         if self.lost_claim_check_at.is_some_and(|at| at <= Instant::now())
             && !self.release_unknown_leases().await
         {
@@ -435,7 +290,7 @@ impl Claimer {
 
     /// In a drain: whether due jobs wait until a claim may take them, because of a rate. Not if the
     /// database's clock has not moved since the last claim: tests stop it.
-    async fn has_paused_jobs(&mut self) -> bool {
+    pub(super) async fn has_paused_jobs(&mut self) -> bool {
         let scanned_at = self.groups.iter().filter_map(|group| group.cursor.scanned_at()).max();
         let is_stopped = scanned_at.is_some() && self.drained_at == scanned_at;
         self.drained_at = scanned_at;
@@ -455,14 +310,14 @@ impl Claimer {
     }
 
     /// While there is no room: when to release jobs or to look for urgent ones.
-    fn next_check(&self) -> Option<Instant> {
+    pub(super) fn next_check(&self) -> Option<Instant> {
         let overdue_at = self.shared.buffer.overdue_at(MAX_BUFFER_WAIT)?;
         Some(overdue_at.min(self.urgent_at()))
     }
 
     /// Whether a wake-up makes a difference while there is no room: its job may be urgent, or of a
     /// kind that is claimed ahead.
-    fn listens_while_full(&self) -> bool {
+    pub(super) fn listens_while_full(&self) -> bool {
         !self.woken && (self.ahead_paused_until.is_some() || self.shared.buffer.len() > 0)
     }
 
@@ -661,7 +516,7 @@ impl Claimer {
     }
 
     /// Handles a wake-up: there is work again.
-    fn on_wakeup(&mut self, queue: Option<String>) {
+    pub(super) fn on_wakeup(&mut self, queue: Option<String>) {
         self.note_queue(queue);
         self.last_poll_delay = None;
         self.woken = true;
@@ -674,7 +529,7 @@ impl Claimer {
 
     /// Resets the cursors, so that the next claim sees every due job: it decides whether the
     /// drain is complete.
-    fn restart_at_head(&mut self) {
+    pub(super) fn restart_at_head(&mut self) {
         for group in &mut self.groups {
             (group.cursor, group.ahead_cursor) = Default::default();
         }
@@ -766,7 +621,7 @@ impl Claimer {
     }
 
     /// How long to wait before claiming again if no wake-up arrives.
-    fn next_poll_delay(&mut self) -> Duration {
+    pub(super) fn next_poll_delay(&mut self) -> Duration {
         let settings = &self.shared.settings;
         let next = match self.last_poll_delay {
             None => settings.poll_interval,
@@ -790,7 +645,7 @@ impl Claimer {
         next
     }
 
-    fn release_overdue_jobs(&self) {
+    pub(super) fn release_overdue_jobs(&self) {
         let overdue = self.shared.buffer.take_overdue(MAX_BUFFER_WAIT);
         if !overdue.is_empty() {
             tracing::info!(jobs = overdue.len(), "released claimed jobs that could not start in time");

@@ -50,6 +50,7 @@ mod ahead;
 mod builder;
 mod cancel;
 mod claim;
+mod claim_loop;
 mod clock_steps;
 mod context;
 mod execute;

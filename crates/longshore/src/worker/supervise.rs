@@ -14,7 +14,7 @@ use super::registry::Registry;
 use super::settings::Settings;
 use super::shared::{EndGuard, Phase, Shared};
 use super::signals::Signals;
-use super::{cancel, claim, execute, heartbeat, settle, upkeep};
+use super::{cancel, claim_loop, execute, heartbeat, settle, upkeep};
 use crate::BoxFuture;
 use crate::client::Client;
 use crate::cron::{NewSchedule, Undeclared};
@@ -251,7 +251,7 @@ async fn supervise(
     upkeep.spawn(cancel::listen(shared.clone()));
     upkeep.spawn(shared.progress.clone().run(shared.client.clone()));
     let mut settler = tokio::spawn(settle::run(shared.clone(), inbox));
-    let mut claimer = tokio::spawn(claim::run(shared.clone()));
+    let mut claimer = tokio::spawn(claim_loop::run(shared.clone()));
 
     loop {
         tokio::select! {
