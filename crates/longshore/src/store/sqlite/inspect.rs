@@ -8,6 +8,7 @@ use rusqlite::{Row, params};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use super::settle::newest_error;
 use super::tx::{Columns, Sql, Tx, decoded};
 use crate::enqueue::Options;
 use crate::id_pattern::IdPattern;
@@ -458,13 +459,6 @@ fn has_request(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: 
 }
 
 fn has_error(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: JobId) -> Sql<bool> {
-    const NEWEST_ERROR: &str = "
-        select error
-          from attempts
-         where job = ?1
-           and error is not null
-         order by lease_no desc
-         limit 1";
     if filter.error.is_none() {
         return Ok(true);
     }
@@ -473,8 +467,7 @@ fn has_error(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: Jo
     {
         return Ok(filter.has_error(Some(error)));
     }
-    let error: Option<String> = tx.row(NEWEST_ERROR, [id.0.as_bytes()], |row| row.get(0))?;
-    Ok(filter.has_error(error.as_deref()))
+    Ok(filter.has_error(newest_error(tx, id)?.as_deref()))
 }
 
 /// Whether the column is equal to `wanted`. Without it, every row matches.
