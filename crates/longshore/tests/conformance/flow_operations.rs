@@ -16,7 +16,6 @@ cases! {
     an_event_does_not_start_a_task_that_waits_for_others,
     no_task_starts_while_a_parent_runs_again,
     a_retry_runs_what_a_cancel_ended_after_it_began,
-    a_flow_does_not_end_while_the_return_of_a_member_is_not_followed,
     a_retry_of_a_long_chain_takes_one_step_per_task,
     a_flow_cannot_have_the_id_of_a_job,
     groups_of_cancelled_tasks_leave_no_turns,
@@ -273,21 +272,6 @@ async fn a_retry_runs_what_a_cancel_ended_after_it_began(fixture: Fixture) {
     let retried = fixture.store().retry_members(flow, before, None, 1000).await.expect("retry_members");
     assert_eq!(retried.reopened, 2);
     expect(&fixture, flow, [("a", "queued"), ("d", "queued")]).await;
-}
-
-async fn a_flow_does_not_end_while_the_return_of_a_member_is_not_followed(fixture: Fixture) {
-    let flow = put(&fixture, Flow::new("f").task(named("a")).on_failure(job("alert"))).await.id;
-    let worker = fixture.worker_with(DAY).await;
-    let nobody_follows = fixture.hold_advances().await;
-    let claimed = fixture.claim_one(worker).await;
-    fixture.must_finish(&claimed, failed_permanently()).await;
-    fixture.retry(claimed.lease().id).await.expect("retry");
-    fixture.store().advance(1000).await.expect("advance");
-    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Running);
-    drop(nobody_follows);
-    end(&fixture, worker, "a", done()).await;
-    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
-    assert!(fixture.claim(worker, 9).await.is_empty(), "`alert` does not run");
 }
 
 /// The first of its tasks is the last that the rules look at.
