@@ -18,6 +18,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (5, include_str!("../../../migrations/postgres/0005_steps.sql")),
     (6, include_str!("../../../migrations/postgres/0006_flow_control.sql")),
     (7, include_str!("../../../migrations/postgres/0007_flow_returns.sql")),
+    (8, include_str!("../../../migrations/postgres/0008_dashboard.sql")),
 ];
 /// The view and the SQL functions, replaced by every migration.
 const FUNCTIONS: &str = include_str!("../../../migrations/postgres/functions.sql");

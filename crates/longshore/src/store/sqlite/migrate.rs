@@ -14,6 +14,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (5, include_str!("../../../migrations/sqlite/0005_steps.sql")),
     (6, include_str!("../../../migrations/sqlite/0006_flow_control.sql")),
     (7, include_str!("../../../migrations/sqlite/0007_flow_returns.sql")),
+    (8, include_str!("../../../migrations/sqlite/0008_dashboard.sql")),
 ];
 /// The view, replaced by every migration.
 const VIEWS: &str = include_str!("../../../migrations/sqlite/views.sql");

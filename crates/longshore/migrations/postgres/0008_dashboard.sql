@@ -1,0 +1,86 @@
+-- What the dashboard needs: changes of many jobs, groups of failures, history, and sessions.
+--
+-- Workers of version 7 may go on. The failures that they store belong to no group.
+--
+-- Runs inside one transaction. `longshore.` is replaced by the configured schema.
+
+-- Changes of any number of jobs. The process that works on one holds it until `held_until`; when that has passed,
+-- another process continues behind `cursor`.
+create table longshore.operations (
+    id               uuid primary key,
+    action           text not null check (action in ('cancel', 'retry', 'delete')),
+    filter           json,     -- as in GET /jobs
+    ids              uuid[],   -- or these jobs
+    state            text not null check (state in ('running', 'stopped', 'done', 'failed')),
+    created_at       timestamptz not null,
+    created_by       text,     -- the name of the token
+    updated_at       timestamptz not null,
+    ended_at         timestamptz,
+    cursor           uuid,
+    examined         bigint not null default 0,
+    changed          bigint not null default 0,
+    skipped          bigint not null default 0,
+    expected         bigint,   -- how many jobs matched at the beginning, if that is known
+    error            text,
+    holder           uuid,
+    held_until       timestamptz,
+    check ((filter is null) <> (ids is null))
+);
+
+create index operations_running on longshore.operations (id) where state = 'running';
+
+-- The fingerprint of a failure: a hash of its kind and its error without what differs from job to job.
+alter table longshore.finished add column failure bigint;
+alter table longshore.attempts add column failure bigint;
+
+create index finished_failures on longshore.finished (failure, id) where failure is not null;
+
+-- Failures by their fingerprint. A settle only adds a row to `failure_notes`, because all settles would wait for
+-- the same row here while a dependency is down. Upkeep folds the notes.
+create table longshore.failures (
+    fingerprint      bigint primary key,
+    kind             text not null,
+    attempts         bigint not null,
+    first_seen       timestamptz not null,
+    last_seen        timestamptz not null,
+    job              uuid not null,   -- the newest one
+    error            text not null    -- of that job
+);
+
+create index failures_last_seen on longshore.failures (last_seen desc, fingerprint);
+
+create table longshore.failure_notes (
+    id               bigint generated always as identity primary key,
+    fingerprint      bigint not null,
+    attempts         bigint not null,
+    seen_at          timestamptz not null,
+    job              uuid not null,
+    kind             text not null,
+    error            text not null
+) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+
+-- History for charts. Processes add what they measured once a minute (level 0). Upkeep folds the rows into minutes (1)
+-- and hours (2), and removes them after eight days.
+create table longshore.measures (
+    minute           timestamptz not null,
+    value            bigint not null,
+    bucket           smallint not null,   -- of a waiting time, as in `tallies`
+    level            smallint not null default 0,
+    what             text not null check (what in ('waited', 'failed', 'depth', 'overdue')),
+    queue            text not null,
+    kind             text not null        -- empty if the value is about the whole queue
+) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+
+create index measures_level on longshore.measures (level, minute);
+
+insert into longshore.upkeep (name) values ('failures'), ('measures');
+
+-- Logins of browsers, by the hash of the cookie. A session ends with its token.
+create table longshore.sessions (
+    hash             bytea primary key,
+    token            uuid not null,
+    created_at       timestamptz not null,
+    expires_at       timestamptz not null
+);
+
+create index sessions_expires_at on longshore.sessions (expires_at);
