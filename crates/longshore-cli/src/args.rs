@@ -29,7 +29,7 @@ pub(crate) use api::{ApiCommand, BenchArgs};
 pub(crate) use bulk::{BulkArgs, Confirm, Filter, Since};
 pub(crate) use config::{Config, Show, Shown};
 pub(crate) use cron::{Cron, CronAdd};
-pub(crate) use dead::{Dead, DeadList, Purge, Redrive};
+pub(crate) use dead::{Dead, DeadGroups, DeadList, Purge, Redrive};
 pub(crate) use enqueue::{Enqueue, EnqueueMany, WhenArgs};
 pub(crate) use events::Events;
 pub(crate) use flows::{FlowList, Flows};

@@ -70,6 +70,7 @@ mod client;
 pub mod cron;
 mod enqueue;
 mod error;
+mod failure;
 #[doc(hidden)]
 pub mod flow;
 #[doc(hidden)]
@@ -122,6 +123,7 @@ pub use enqueue::{
     MAX_NAME, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob,
 };
 pub use error::{Error, Result};
+pub use failure::Fingerprint;
 pub use flow::Condition;
 pub use flow::graph::{Flow, Task, fan_out, task};
 pub use id_pattern::IdPattern;
@@ -135,11 +137,11 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord, FlowFilter,
-    FlowRecord, FlowStatus, GroupChange, GroupRecord, Interrupted, Interruptor, KindRecord, Lease,
-    ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION,
-    Schedule, Scope, StateTable, StepRecord, StepState, SweepScope, Tallied, TaskRecord, TokenRecord,
-    WorkerRecord,
+    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord, FailureFilter,
+    FailureRecord, FlowFilter, FlowRecord, FlowStatus, GroupChange, GroupRecord, Interrupted, Interruptor,
+    KindRecord, Lease, ListFilter, Measured, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord,
+    Repair, Retention, SCHEMA_VERSION, Schedule, Scope, StateTable, StepRecord, StepState, SweepScope,
+    Tallied, TaskRecord, TokenRecord, What, WorkerRecord,
 };
 pub use turns::{MAX_WEIGHT, Rate};
 #[cfg(feature = "worker")]

@@ -260,7 +260,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub(crate) fn merge(",
         find: "*id >= reached",
         replace: "*id >= reached || true",
-        caught_by: &["inspect::sqlite::a_list_of_several_statuses_is_newest_first_and_continues"],
+        caught_by: &["inspect::sqlite::a_list_ends_where_the_first_of_its_searches_stopped"],
     },
     Mutant {
         name: "lists: forget the offset when a search ends early",

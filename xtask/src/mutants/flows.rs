@@ -52,7 +52,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub fn pick(",
         find: "Some(_) if returning.contains(&change.job) => Pick::Count,",
         replace: "Some(_) if returning.contains(&change.job) => Pick::Follow,",
-        caught_by: &["flow_returns::sqlite::an_end_that_was_undone_starts_nothing"],
+        caught_by: &["flow_returns::postgres::an_end_that_was_undone_starts_nothing"],
     },
     Mutant {
         name: "flows: end a flow that is not sealed",

@@ -59,21 +59,19 @@ create table longshore.failure_notes (
     error            text not null
 ) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 
--- History for charts. Processes add what they measured once a minute (level 0). Upkeep folds the rows into minutes (1)
--- and hours (2), and removes them after eight days.
+-- History for charts. Processes add what they have counted every few seconds, and one of them the state of the queues
+-- once a minute. Upkeep folds minutes into hours, and removes them after eight days.
 create table longshore.measures (
     minute           timestamptz not null,
     value            bigint not null,
     bucket           smallint not null,   -- of a waiting time, as in `tallies`
-    level            smallint not null default 0,
     what             text not null check (what in ('waited', 'failed', 'depth', 'overdue')),
-    queue            text not null,
-    kind             text not null        -- empty if the value is about the whole queue
-) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+    queue            text not null,       -- empty for all queues together
+    kind             text not null,       -- empty if the value is about the whole queue
+    primary key (minute, what, queue, kind, bucket)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 
-create index measures_level on longshore.measures (level, minute);
-
-insert into longshore.upkeep (name) values ('failures'), ('measures');
+insert into longshore.upkeep (name) values ('failures'), ('measures'), ('samples');
 
 -- Logins of browsers, by the hash of the cookie. A session ends with its token.
 create table longshore.sessions (

@@ -48,21 +48,19 @@ create table failures (
 
 create index failures_last_seen on failures (last_seen desc, fingerprint);
 
--- History for charts. Processes add what they measured once a minute (level 0). Upkeep folds the rows into minutes (1)
--- and hours (2), and removes them after eight days.
+-- History for charts. Processes add what they have counted every few seconds, and one of them the state of the queues
+-- once a minute. Upkeep folds minutes into hours, and removes them after eight days.
 create table measures (
     minute           integer not null,
     value            integer not null,
     bucket           integer not null,   -- of a waiting time, as in `tallies`
-    level            integer not null default 0,
     what             text not null check (what in ('waited', 'failed', 'depth', 'overdue')),
-    queue            text not null,
-    kind             text not null       -- empty if the value is about the whole queue
-) strict;
+    queue            text not null,      -- empty for all queues together
+    kind             text not null,      -- empty if the value is about the whole queue
+    primary key (minute, what, queue, kind, bucket)
+) strict, without rowid;
 
-create index measures_level on measures (level, minute);
-
-insert into upkeep (name) values ('measures');
+insert into upkeep (name) values ('samples');
 
 -- Logins of browsers, by the hash of the cookie. A session ends with its token.
 create table sessions (

@@ -37,6 +37,7 @@ mod enqueue;
 mod events;
 mod explain;
 mod extract;
+mod failures;
 mod flows;
 mod groups;
 mod health;
@@ -250,6 +251,8 @@ impl Api {
                     routes!(groups::get),
                     routes!(operate::workers),
                     routes!(operate::dead_letters),
+                    routes!(failures::list),
+                    routes!(failures::get),
                     routes!(cron::list),
                     routes!(cron::get),
                     routes!(kinds::list),

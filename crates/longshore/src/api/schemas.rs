@@ -445,6 +445,29 @@ pub(super) struct CountSchema {
     estimated: bool,
 }
 
+/// A group of failures: attempts of one kind that failed in the same way.
+#[derive(ToSchema)]
+#[schema(as = Failure)]
+#[expect(dead_code, reason = "describes what `FailureRecord` serialises to")]
+pub(super) struct FailureSchema {
+    /// What the failures have in common, as 16 hexadecimal digits.
+    #[schema(example = "9c33ef0a6b1d7f02", pattern = "^[0-9a-f]{16}$")]
+    fingerprint: String,
+    kind: String,
+    /// How many attempts have failed.
+    attempts: u64,
+    /// How many dead letters belong to the group now; at most 1,000 are counted.
+    dead: u64,
+    /// Whether there are more than that.
+    dead_or_more: bool,
+    first_seen: DateTime<Utc>,
+    last_seen: DateTime<Utc>,
+    /// The job of the newest failure. It may no longer be kept.
+    job: Uuid,
+    /// The error of the newest failure, or its beginning.
+    error: String,
+}
+
 /// Any integer: one beyond 64 bits is clamped like others, so it has no format.
 pub(super) struct AnyInteger;
 

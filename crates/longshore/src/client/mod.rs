@@ -9,6 +9,7 @@
 //! | `settle` | how attempts end |
 //! | `operate` | operators' commands on jobs and queues |
 //! | `events`, `flows` | events that jobs wait for; graphs of jobs |
+//! | `history` | what is measured for charts |
 //! | `inspect` | reading jobs, numbers, workers and queues |
 //! | `check` | the consistency check, its repairs, durability |
 //! | `upkeep` | turns of retention and of folding tallies |
@@ -31,6 +32,7 @@ mod check;
 mod enqueue;
 mod events;
 mod flows;
+mod history;
 mod inspect;
 pub(crate) mod kinds;
 mod lease;
@@ -73,6 +75,7 @@ pub struct Client {
     kind_rules: Arc<kinds::KindRules>,
     pub(crate) job_log: Arc<JobLog>,
     advancer: Arc<flows::Advancer>,
+    measures: Arc<history::Measures>,
 }
 
 impl Client {
@@ -101,6 +104,7 @@ impl Client {
             kind_rules: Arc::default(),
             job_log: Arc::default(),
             advancer: Arc::default(),
+            measures: Arc::default(),
         }
     }
 

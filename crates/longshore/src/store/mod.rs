@@ -32,8 +32,10 @@ mod check;
 mod claim;
 pub mod cursor;
 mod events;
+mod failures;
 mod flows;
 mod groups;
+mod history;
 mod inspect;
 mod kinds;
 mod lease;
@@ -60,6 +62,7 @@ pub use cursor::ClaimCursor;
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventRecord, MAX_EVENT};
+pub use failures::{FailureFilter, FailureRecord};
 pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
     NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
@@ -67,6 +70,8 @@ pub use flows::{
 pub(crate) use flows::{FLOW_EVENT, flow_event, warn_of_refused_flow};
 pub(crate) use groups::next_start;
 pub use groups::{GroupChange, GroupRecord, PlaceInLine};
+pub(crate) use history::{KEPT_DAYS, MINUTES_KEPT_HOURS, Measure, bucket_of};
+pub use history::{Measured, NewMeasure, What};
 pub(crate) use inspect::{
     FinishedJobs, Found, Live, PageBuilder, Search, Searched, Step, Walk, Walked, merge,
 };
@@ -93,7 +98,7 @@ pub(crate) use notices::NoticeSender;
 #[cfg(feature = "postgres")]
 pub(crate) use notices::WeakNoticeSender;
 pub(crate) use recover::warn_of_refused_worker;
-pub(crate) use settle::{EndedBy, clean, storable_result};
+pub(crate) use settle::{EndedBy, clean, failure_of, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema version that this build supports, the same on both engines.
@@ -577,6 +582,31 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
         fired: Option<DateTime<Utc>>,
         jobs: &[ValidJob],
     ) -> Result<Ticked>;
+
+    // ---- failures ---------------------------------------------------------
+
+    /// Lists groups of failures, those with the newest failure first.
+    async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>>;
+
+    /// Adds up to `step` failures to the numbers of their groups, and removes groups that were last seen 30 days
+    /// ago and have no dead letter. Returns how many failures it added. The numbers that
+    /// [`failures`](Store::failures) returns do not change.
+    async fn fold_failures(&self, step: u32) -> Result<u64>;
+
+    // ---- history ----------------------------------------------------------
+
+    /// Adds measures to the current minute.
+    async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()>;
+
+    /// As [`put_measures`](Store::put_measures), but only if no process has done so in this minute. Returns whether it
+    /// did.
+    async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool>;
+
+    /// Returns what was measured since then, oldest first.
+    async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>>;
+
+    /// Folds up to `step` measures into hours, and removes old ones. Returns how many it folded or removed.
+    async fn fold_measures(&self, step: u32) -> Result<u64>;
 
     // ---- retain -----------------------------------------------------------
 

@@ -283,6 +283,7 @@ async fn supervise(
         shared.metrics.completed(&attempt, "error", None);
     }
     shared.client.job_log.flush();
+    let _ = tokio::time::timeout(SIGN_OFF_TIMEOUT, shared.client.store_measures()).await;
     let worker_id = shared.worker_id();
     let retired = tokio::time::timeout(SIGN_OFF_TIMEOUT, shared.client.retire(worker_id)).await;
     if !matches!(retired, Ok(Ok(()))) {

@@ -224,7 +224,7 @@ pub(super) async fn retain(shared: Arc<Shared>) {
     }
 }
 
-/// Folds the tallies, to keep counting cheap.
+/// Folds the tallies, the notes about failures and the measures, to keep reading them cheap.
 pub(super) async fn fold(shared: Arc<Shared>) {
     let pause = |time| shared.sleep_unless(Phase::Finishing, time);
     let interval = shared.settings.retention_interval;
@@ -238,20 +238,30 @@ pub(super) async fn fold(shared: Arc<Shared>) {
                 interval
             }
         };
+        if let Err(error) = shared.client.fold_history(pause).await {
+            tracing::warn!(%error, "could not fold failures or measures; retrying at the next interval");
+        }
     }
 }
 
-/// Refreshes the gauges: queue depth and the age of the oldest due job. The first refresh is
+/// Refreshes the gauges, and the history of the same numbers: queue depth and the age of the oldest due job. The first refresh is
 /// immediate, so that a new process shows values at once.
 pub(super) async fn sample(shared: Arc<Shared>) {
     loop {
-        match shared.client.counts().await {
-            Ok(counts) => shared.metrics.set_depth(&counts),
+        let counts = shared.client.counts().await;
+        match &counts {
+            Ok(counts) => shared.metrics.set_depth(counts),
             Err(error) => tracing::debug!(%error, "could not count jobs"),
         }
-        match shared.client.overdue().await {
-            Ok(overdue) => shared.metrics.set_overdue(&overdue),
+        let overdue = shared.client.overdue().await;
+        match &overdue {
+            Ok(overdue) => shared.metrics.set_overdue(overdue),
             Err(error) => tracing::debug!(%error, "could not find the oldest due jobs"),
+        }
+        if let (Ok(counts), Ok(overdue)) = (&counts, &overdue)
+            && let Err(error) = shared.client.store_samples(counts, overdue).await
+        {
+            tracing::debug!(%error, "could not store the depth of the queues");
         }
         if !shared.sleep_unless(Phase::Finishing, shared.settings.sample_interval).await {
             return;

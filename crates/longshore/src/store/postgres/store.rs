@@ -15,8 +15,8 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate,
-    operate_flows, queues, recover, retain, schedules, settle, stats, steps, tokens, workers,
+    advance, check, claim, enqueue, events, failures, flows, groups, history, inspect, kinds, lease, migrate,
+    operate, operate_flows, queues, recover, retain, schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -506,6 +506,34 @@ impl Store for PostgresStore {
             Box::pin(schedules::fire(tx, seen, *next, *fired, jobs))
         })
         .await
+    }
+
+    // ---- failures ---------------------------------------------------------
+
+    async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>> {
+        self.run_read(filter.clone(), |tx, filter| Box::pin(failures::failures(tx, filter))).await
+    }
+
+    async fn fold_failures(&self, step: u32) -> Result<u64> {
+        self.run(step, |tx, step| Box::pin(failures::fold_failures(tx, *step))).await
+    }
+
+    // ---- history ----------------------------------------------------------
+
+    async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()> {
+        self.run_quick(measures.to_vec(), |tx, measures| Box::pin(history::put_measures(tx, measures))).await
+    }
+
+    async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool> {
+        self.run_quick(samples.to_vec(), |tx, samples| Box::pin(history::put_samples(tx, samples))).await
+    }
+
+    async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>> {
+        self.run_read(since, |tx, since| Box::pin(history::measured(tx, *since))).await
+    }
+
+    async fn fold_measures(&self, step: u32) -> Result<u64> {
+        self.run(step, |tx, step| Box::pin(history::fold_measures(tx, *step))).await
     }
 
     // ---- retain -----------------------------------------------------------

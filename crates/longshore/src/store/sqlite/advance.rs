@@ -436,6 +436,7 @@ pub(super) fn end_waiting(tx: &Tx<'_>, id: JobId, reason: &str) -> Sql<bool> {
             result: None,
             flow: row.flow,
             is_skipped: true,
+            failure: None,
         },
     )?;
     tally(tx, &row.queue, &row.kind, Outcome::Cancelled, 0, 1, 1)?;

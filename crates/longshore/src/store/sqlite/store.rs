@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate,
-    operate_flows, queues, recover, retain, schedules, settle, stats, steps, tokens, workers,
+    advance, check, claim, enqueue, events, failures, flows, groups, history, inspect, kinds, lease, migrate,
+    operate, operate_flows, queues, recover, retain, schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -473,6 +473,37 @@ impl Store for SqliteStore {
     ) -> Result<Ticked> {
         let (seen, jobs) = (seen.clone(), jobs.to_vec());
         self.engine.write(move |tx| schedules::fire(tx, &seen, next, fired, &jobs)).await
+    }
+
+    // ---- failures ---------------------------------------------------------
+
+    async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| failures::failures(tx, &filter)).await
+    }
+
+    async fn fold_failures(&self, step: u32) -> Result<u64> {
+        self.engine.write(move |tx| failures::fold_failures(tx, step)).await
+    }
+
+    // ---- history ----------------------------------------------------------
+
+    async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()> {
+        let measures = measures.to_vec();
+        self.engine.write(move |tx| history::put_measures(tx, &measures)).await
+    }
+
+    async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool> {
+        let samples = samples.to_vec();
+        self.engine.write(move |tx| history::put_samples(tx, &samples)).await
+    }
+
+    async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>> {
+        self.engine.read(move |tx| history::measured(tx, since)).await
+    }
+
+    async fn fold_measures(&self, step: u32) -> Result<u64> {
+        self.engine.write(move |tx| history::fold_measures(tx, step)).await
     }
 
     // ---- retain -----------------------------------------------------------

@@ -6,6 +6,7 @@ pub(crate) mod client;
 mod connections;
 mod events;
 mod explain;
+mod failures;
 mod flows;
 mod groups;
 mod jobs;
