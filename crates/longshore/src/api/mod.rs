@@ -53,6 +53,7 @@ mod request_metrics;
 mod route_table;
 mod schemas;
 mod serve;
+mod session;
 mod start_page;
 mod stats;
 mod steps;
@@ -220,7 +221,7 @@ impl Api {
     fn route_table(&self, guard: Arc<Guard>) -> RouteTable {
         let scope = |part: Public| (!self.public.contains(&part)).then_some(Scope::Read);
         let mut table = RouteTable::new(guard, openapi::document())
-            .public([routes!(health::health)])
+            .public([routes!(health::health), routes!(session::log_in, session::get, session::log_out)])
             .scoped(
                 Scope::Enqueue,
                 [

@@ -89,7 +89,7 @@ pub use stats::{Ahead, Count, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
 pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState};
-pub use tokens::{NewToken, Scope, TokenRecord};
+pub use tokens::{NewSession, NewToken, Scope, TokenRecord};
 pub use workers::{ALL_QUEUES, Beat, NewWorker, Registration, WorkerRecord};
 
 pub(crate) use claim::shared;
@@ -626,8 +626,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// conflict if the id or the hash belongs to another token.
     async fn put_token(&self, token: &NewToken) -> Result<()>;
 
-    /// Returns the tokens with these hashes, in the same order. A token that is unknown,
-    /// revoked or, by the engine's clock, expired is `None`.
+    /// Returns the tokens with these hashes, or with sessions that have them, in the same order. A token that is
+    /// unknown, revoked or, by the engine's clock, expired is `None`, and so is an expired session.
     async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>>;
 
     /// Lists all tokens, newest first, including revoked and expired ones.
@@ -636,6 +636,12 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Revokes a token. Returns whether it exists. A token that was revoked before
     /// keeps its first revocation time.
     async fn revoke_token(&self, id: Uuid) -> Result<bool>;
+
+    /// Stores a session of a token, and removes some that have expired. Returns when it expires.
+    async fn put_session(&self, session: &NewSession) -> Result<DateTime<Utc>>;
+
+    /// Removes a session. Returns whether it existed.
+    async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool>;
 
     // ---- kinds ------------------------------------------------------------
 

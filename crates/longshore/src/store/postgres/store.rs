@@ -565,6 +565,14 @@ impl Store for PostgresStore {
         self.run_quick(id, |tx, id| Box::pin(tokens::revoke_token(tx, *id))).await
     }
 
+    async fn put_session(&self, session: &NewSession) -> Result<DateTime<Utc>> {
+        self.run_quick(*session, |tx, session| Box::pin(tokens::put_session(tx, session))).await
+    }
+
+    async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool> {
+        self.run_quick(*hash, |tx, hash| Box::pin(tokens::remove_session(tx, hash))).await
+    }
+
     // ---- kinds ------------------------------------------------------------
 
     async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {

@@ -538,6 +538,16 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| tokens::revoke_token(tx, id)).await
     }
 
+    async fn put_session(&self, session: &NewSession) -> Result<DateTime<Utc>> {
+        let session = *session;
+        self.engine.write(move |tx| tokens::put_session(tx, &session)).await
+    }
+
+    async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool> {
+        let hash = *hash;
+        self.engine.write(move |tx| tokens::remove_session(tx, &hash)).await
+    }
+
     // ---- kinds ------------------------------------------------------------
 
     async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {

@@ -14,4 +14,5 @@ mod lease_steps;
 mod leases;
 mod operate;
 mod requests;
+mod sessions;
 mod steps;
