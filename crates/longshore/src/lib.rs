@@ -125,7 +125,7 @@ pub use error::{Error, Result};
 pub use flow::Condition;
 pub use flow::graph::{Flow, Task, fan_out, task};
 pub use id_pattern::IdPattern;
-pub use job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, Outcome, Status, WorkerId};
+pub use job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, OperationId, Outcome, Status, WorkerId};
 #[doc(hidden)]
 pub use lifecycle::Ending;
 pub use lifecycle::{Interruption, When};
@@ -135,9 +135,10 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord, FlowFilter,
-    FlowRecord, FlowStatus, GroupChange, GroupRecord, Interrupted, Interruptor, KindRecord, Lease,
-    ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION,
+    ALL_QUEUES, Action, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord,
+    FlowFilter, FlowRecord, FlowStatus, GroupChange, GroupRecord, Interrupted, Interruptor, JobFilter,
+    KindRecord, Lease, ListFilter, Migrated, NewKind, NewOperation, NewToken, OperationFilter,
+    OperationRecord, OperationState, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION,
     Schedule, Scope, StateTable, StepRecord, StepState, SweepScope, Tallied, TaskRecord, TokenRecord,
     WorkerRecord,
 };

@@ -8,6 +8,7 @@
 //! | `lease` | what workers do with leases: claim, heartbeat, progress, release |
 //! | `settle` | how attempts end |
 //! | `operate` | operators' commands on jobs and queues |
+//! | `operations` | changes of many jobs, step by step |
 //! | `events`, `flows` | events that jobs wait for; graphs of jobs |
 //! | `inspect` | reading jobs, numbers, workers and queues |
 //! | `check` | the consistency check, its repairs, durability |
@@ -35,6 +36,7 @@ mod inspect;
 pub(crate) mod kinds;
 mod lease;
 mod operate;
+mod operations;
 pub(crate) mod settle;
 mod tokens;
 mod upkeep;

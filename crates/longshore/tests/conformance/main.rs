@@ -66,6 +66,7 @@ mod limits;
 mod locks;
 mod migrate;
 mod operate;
+mod operations;
 mod payloads;
 mod pgbouncer;
 mod quarantine;

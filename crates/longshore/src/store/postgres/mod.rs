@@ -53,6 +53,7 @@ mod listen;
 mod migrate;
 mod operate;
 mod operate_flows;
+mod operations;
 mod pool;
 mod queues;
 mod recover;
