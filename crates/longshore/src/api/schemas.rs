@@ -393,6 +393,19 @@ pub(super) enum ConditionSchema {
     Failed,
 }
 
+/// What to do with each job.
+#[derive(ToSchema)]
+#[schema(as = BulkAction, rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes what `Action` serialises to")]
+pub(super) enum ActionSchema {
+    /// Cancel waiting jobs and request that running ones stop.
+    Cancel,
+    /// Run finished jobs again, and waiting ones now.
+    Retry,
+    /// Delete finished jobs.
+    Delete,
+}
+
 /// A worker process.
 #[derive(ToSchema)]
 #[schema(as = Worker)]

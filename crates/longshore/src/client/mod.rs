@@ -50,6 +50,8 @@ pub(crate) use flows::members;
 pub use flows::{CancelledFlow, RetriedFlow};
 pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};
+#[cfg(feature = "api")]
+pub(crate) use operations::Target;
 pub use settle::Report;
 
 /// A handle to one queue database. Cheap to clone: clones share connections and commit
