@@ -12,5 +12,6 @@ mod jobs;
 mod lease_steps;
 mod leases;
 mod operate;
+mod operations;
 mod requests;
 mod steps;
