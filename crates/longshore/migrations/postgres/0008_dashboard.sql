@@ -10,7 +10,8 @@ create table longshore.operations (
     id               uuid primary key,
     action           text not null check (action in ('cancel', 'retry', 'delete')),
     filter           json,     -- as in GET /jobs
-    ids              uuid[],   -- or these jobs
+    ids              uuid[],   -- or these jobs, highest first
+    queues           text[],   -- only jobs of these queues
     state            text not null check (state in ('running', 'stopped', 'done', 'failed')),
     created_at       timestamptz not null,
     created_by       text,     -- the name of the token
@@ -21,13 +22,15 @@ create table longshore.operations (
     changed          bigint not null default 0,
     skipped          bigint not null default 0,
     expected         bigint,   -- how many jobs matched at the beginning, if that is known
-    error            text,
+    error            text,     -- why it failed, or why a step has to be tried again
     holder           uuid,
     held_until       timestamptz,
     check ((filter is null) <> (ids is null))
 );
 
-create index operations_running on longshore.operations (id) where state = 'running';
+create index operations_created_at on longshore.operations (created_at desc, id desc);
+create index operations_running on longshore.operations (created_at, id) where state = 'running';
+create index operations_ended on longshore.operations (updated_at) where state <> 'running';
 
 -- The fingerprint of a failure: a hash of its kind and its error without what differs from job to job.
 alter table longshore.finished add column failure bigint;

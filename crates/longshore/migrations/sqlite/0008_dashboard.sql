@@ -10,7 +10,8 @@ create table operations (
     id               blob primary key,
     action           text not null check (action in ('cancel', 'retry', 'delete')),
     filter           text,     -- as in GET /jobs
-    ids              text,     -- or these jobs, as JSON
+    ids              text,     -- or these jobs, highest first, as JSON
+    queues           text,     -- only jobs of these queues, as JSON
     state            text not null check (state in ('running', 'stopped', 'done', 'failed')),
     created_at       integer not null,
     created_by       text,     -- the name of the token
@@ -21,13 +22,15 @@ create table operations (
     changed          integer not null default 0,
     skipped          integer not null default 0,
     expected         integer,  -- how many jobs matched at the beginning, if that is known
-    error            text,
+    error            text,     -- why it failed, or why a step has to be tried again
     holder           blob,
     held_until       integer,
     check ((filter is null) <> (ids is null))
 ) strict, without rowid;
 
-create index operations_running on operations (id) where state = 'running';
+create index operations_created_at on operations (created_at desc, id desc);
+create index operations_running on operations (created_at, id) where state = 'running';
+create index operations_ended on operations (updated_at) where state <> 'running';
 
 -- The fingerprint of a failure: a hash of its kind and its error without what differs from job to job.
 alter table finished add column failure integer;

@@ -47,6 +47,7 @@ mod leases;
 mod middleware;
 mod openapi;
 mod operate;
+mod operations;
 mod problem;
 mod refusals;
 mod request_metrics;
@@ -66,6 +67,7 @@ mod write_timeout;
 pub use admission::Admission;
 pub use auth::{Access, hash_token};
 pub use bodies::BodyLimits;
+pub use operations::Operations;
 pub use problem::Cause;
 pub use serve::{Limits, serve};
 
@@ -83,6 +85,7 @@ pub struct Api {
     timeout: Duration,
     bodies: BodyLimits,
     sweep: SweepOptions,
+    operations: Operations,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
 }
 
@@ -108,6 +111,7 @@ impl Api {
             timeout: Duration::from_secs(30),
             bodies: BodyLimits::default(),
             sweep: SweepOptions::default(),
+            operations: Operations::default(),
             ending: None,
         }
     }
@@ -181,8 +185,14 @@ impl Api {
         self
     }
 
+    /// Sets who executes operations.
+    pub fn operations(mut self, operations: Operations) -> Self {
+        self.operations = operations;
+        self
+    }
+
     /// Once this value is true, requests that wait for work or stream events return
-    /// at once, so that the server can stop.
+    /// at once, and operations are left to other processes, so that the server can stop.
     pub fn ending(mut self, ending: tokio::sync::watch::Receiver<bool>) -> Self {
         self.ending = Some(ending);
         self
@@ -207,9 +217,14 @@ impl Api {
             guard,
             limiter,
             sweep: self.sweep,
+            operations: operations::Executor::new(self.operations),
             ending: self.ending,
             timeout: self.timeout,
         }));
+        // Without a runtime, the first request about operations starts it.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            server.start_executor();
+        }
         routes
             .fallback(middleware::not_found)
             .method_not_allowed_fallback(middleware::method_not_allowed)
@@ -243,6 +258,8 @@ impl Api {
                     routes!(flows::list),
                     routes!(flows::get),
                     routes!(flows::tasks),
+                    routes!(operations::list),
+                    routes!(operations::get),
                     routes!(stats::stats),
                     routes!(events::events),
                     routes!(steps::get),
@@ -269,6 +286,9 @@ impl Api {
                     routes!(jobs::retry),
                     routes!(flows::cancel),
                     routes!(flows::retry),
+                    routes!(operations::start),
+                    routes!(operations::stop),
+                    routes!(operations::resume),
                     routes!(operate::pause),
                     routes!(operate::resume),
                     routes!(operate::limit),
@@ -327,6 +347,7 @@ struct Shared {
     guard: Arc<Guard>,
     limiter: Arc<admission::Limiter>,
     sweep: SweepOptions,
+    operations: operations::Executor,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
     timeout: Duration,
 }
@@ -334,14 +355,19 @@ struct Shared {
 impl Server {
     /// Waits until the server starts to stop.
     async fn stopping(&self) {
-        if let Some(mut ending) = self.ending.clone()
-            && ending.wait_for(|ending| *ending).await.is_ok()
-        {
-            return;
-        }
-        // The sender is gone or was never set, so nothing can stop the server.
-        std::future::pending().await
+        reached_end(self.ending.clone()).await;
     }
+}
+
+/// Waits until this value is true.
+async fn reached_end(ending: Option<tokio::sync::watch::Receiver<bool>>) {
+    if let Some(mut ending) = ending
+        && ending.wait_for(|ending| *ending).await.is_ok()
+    {
+        return;
+    }
+    // The sender is gone or was never set, so nothing can stop the server.
+    std::future::pending().await
 }
 
 impl std::ops::Deref for Server {

@@ -28,6 +28,7 @@ use super::route_table::{TOKEN, operations};
     components(schemas(ProblemBody)),
     tags(
         (name = "jobs", description = "Enqueue, list, cancel, retry, edit and delete jobs."),
+        (name = "operations", description = "Changes of any number of jobs, in the background."),
         (name = "flows", description = "Graphs of jobs: some wait until others have ended."),
         (name = "events", description = "Events that jobs wait for."),
         (name = "queues", description = "List, pause, resume and limit queues."),

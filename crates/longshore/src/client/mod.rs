@@ -8,6 +8,7 @@
 //! | `lease` | what workers do with leases: claim, heartbeat, progress, release |
 //! | `settle` | how attempts end |
 //! | `operate` | operators' commands on jobs and queues |
+//! | `operations` | changes of many jobs, step by step |
 //! | `events`, `flows` | events that jobs wait for; graphs of jobs |
 //! | `history` | what is measured for charts |
 //! | `inspect` | reading jobs, numbers, workers and queues |
@@ -37,6 +38,7 @@ mod inspect;
 pub(crate) mod kinds;
 mod lease;
 mod operate;
+mod operations;
 pub(crate) mod settle;
 mod tokens;
 mod upkeep;
@@ -50,6 +52,8 @@ pub(crate) use flows::members;
 pub use flows::{CancelledFlow, RetriedFlow};
 pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};
+#[cfg(feature = "api")]
+pub(crate) use operations::Target;
 pub use settle::Report;
 
 /// A handle to one queue database. Cheap to clone: clones share connections and commit

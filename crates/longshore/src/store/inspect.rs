@@ -27,6 +27,12 @@ pub struct Glance {
     pub attempts: u16,
     /// Whether its cancellation was requested; true for every cancelled job.
     pub cancel_requested: bool,
+    /// When it was created.
+    #[serde(skip)]
+    pub created_at: DateTime<Utc>,
+    /// When it ended.
+    #[serde(skip)]
+    pub ended_at: Option<DateTime<Utc>>,
 }
 
 /// Which jobs to list. A job must match every field that is set.

@@ -24,7 +24,7 @@ use crate::BoxFuture;
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::id_pattern::IdPattern;
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
@@ -41,6 +41,7 @@ mod kinds;
 mod lease;
 mod notices;
 mod operate;
+mod operations;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod queues;
@@ -80,6 +81,12 @@ pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
 pub use lease::{Fenced, Lease};
 pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
+#[cfg(feature = "sqlite")]
+pub(crate) use operations::OPERATION_RETENTION_DAYS;
+pub use operations::{
+    Action, HeldOperation, Holder, JobFilter, NewOperation, OperationFilter, OperationRecord, OperationState,
+    OperationStep, Selection,
+};
 pub use queues::{QueueChange, QueueRecord};
 pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
 pub use retain::{Retained, Retention};
@@ -358,6 +365,44 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Lists the ids of dead letters, oldest first.
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
 
+    // ---- operations -------------------------------------------------------
+
+    /// Stores an operation, which runs from now on. Storing the same operation again changes nothing. Fails
+    /// with a conflict if the id belongs to an operation with another action or other jobs.
+    async fn put_operation(&self, operation: &NewOperation) -> Result<()>;
+
+    /// Returns one operation.
+    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>>;
+
+    /// Lists operations, newest first.
+    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>>;
+
+    /// Takes the oldest running operation that no other process holds, for this time; `None` if there is none.
+    async fn take_operation(&self, holder: Holder, hold: Duration) -> Result<Option<HeldOperation>>;
+
+    /// Stores what a step has done, and holds the operation further. Returns the state, so that the holder
+    /// notices a stop; an operation that is not running is no longer held. `None` means that another process
+    /// has taken the operation, and nothing changed.
+    async fn save_operation_step(
+        &self,
+        id: OperationId,
+        holder: Holder,
+        step: &OperationStep,
+    ) -> Result<Option<OperationState>>;
+
+    /// Ends a running operation: it is done, or failed with this error. Changes nothing and returns false
+    /// if another process has taken it, or if it was stopped.
+    async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool>;
+
+    /// Stops an operation if it is running. Returns its state; `None` if it does not exist.
+    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>>;
+
+    /// Lets an operation continue that was stopped or failed. Returns its state; `None` if it does not exist.
+    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>>;
+
+    /// Removes up to `limit` operations that have not been running for 7 days. Returns how many.
+    async fn remove_operations(&self, limit: u32) -> Result<u64>;
+
     // ---- events -----------------------------------------------------------
 
     /// Stores an event, unless one with its name exists. Wakes nobody:
@@ -417,8 +462,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- advance ----------------------------------------------------------
 
-    /// Returns what upkeep has to do now: deliver events, follow changes, cancel flows. One
-    /// statement.
+    /// Returns what upkeep has to do now: deliver events, follow changes, cancel flows, execute operations.
+    /// One statement.
     async fn pending(&self) -> Result<Pending>;
 
     /// Follows up to `limit` changes of flows: members that ended or were reopened. Releases or ends

@@ -245,6 +245,7 @@ async fn supervise(
         upkeep.spawn(upkeep::cron(shared.clone()));
     }
     upkeep.spawn(upkeep::deliver(shared.clone()));
+    upkeep.spawn(upkeep::operations(shared.clone()));
     upkeep.spawn(upkeep::retain(shared.clone()));
     upkeep.spawn(upkeep::fold(shared.clone()));
     upkeep.spawn(upkeep::sample(shared.clone()));

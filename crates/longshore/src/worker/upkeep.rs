@@ -1,4 +1,4 @@
-//! Upkeep, in every worker process: recovery of dead workers' jobs, schedules, events, retention,
+//! Upkeep, in every worker process: recovery of dead workers' jobs, schedules, events, operations, retention,
 //! tallies and gauges. Each step is bounded, and a failed step is retried at its next turn.
 
 use std::sync::Arc;
@@ -185,8 +185,26 @@ pub(super) async fn deliver(shared: Arc<Shared>) {
             }
             () = notified => {}
         }
-        if let Err(error) = shared.client.do_pending().await {
-            tracing::warn!(%error, "could not deliver events or follow changes of flows; retrying");
+        match shared.client.do_pending().await {
+            Ok(pending) if pending.operations => shared.operations_wait.notify_one(),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "could not deliver events or follow changes of flows; retrying");
+            }
+        }
+    }
+}
+
+/// Executes operations that wait for a process. [`deliver`] finds them within a second.
+pub(super) async fn operations(shared: Arc<Shared>) {
+    loop {
+        tokio::select! {
+            () = shared.operations_wait.notified() => {}
+            () = shared.reached(Phase::Finishing) => return,
+        }
+        let pause = |time| shared.sleep_unless(Phase::Finishing, time);
+        if let Err(error) = shared.client.run_operations(pause).await {
+            tracing::warn!(%error, "could not continue an operation; retrying");
         }
     }
 }
@@ -220,6 +238,9 @@ pub(super) async fn retain(shared: Arc<Shared>) {
         }
         if let Err(error) = shared.client.remove_old_flows(&shared.settings.retention).await {
             tracing::warn!(%error, "could not remove old flows; retrying at the next interval");
+        }
+        if let Err(error) = shared.client.remove_old_operations().await {
+            tracing::warn!(%error, "could not remove old operations; retrying at the next interval");
         }
     }
 }

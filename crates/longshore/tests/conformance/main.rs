@@ -68,6 +68,7 @@ mod limits;
 mod locks;
 mod migrate;
 mod operate;
+mod operations;
 mod payloads;
 mod pgbouncer;
 mod quarantine;

@@ -12,8 +12,8 @@ use longshore::store::{
 };
 use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{
-    DeadFilter, Decision, Edit, Ending, GroupChange, Interruption, JobId, NewJob, NewSchedule, Outcome,
-    Report, Status, SweepOptions, SweepScope, UniqueMode, When,
+    Action, DeadFilter, Decision, Edit, Ending, GroupChange, Interruption, JobId, NewJob, NewOperation,
+    NewSchedule, Outcome, Report, Status, SweepOptions, SweepScope, UniqueMode, When,
 };
 use sqlx::Connection as _;
 
@@ -44,6 +44,7 @@ cases! {
     an_operators_retry_of_a_finished_job_starts_it,
     a_redriven_job_starts,
     a_job_redriven_among_many_starts,
+    a_job_retried_by_an_operation_starts,
     an_edited_job_starts,
     a_resumed_queue_starts_its_jobs,
     a_raised_limit_starts_waiting_jobs,
@@ -439,6 +440,15 @@ async fn a_job_redriven_among_many_starts(fixture: Fixture) {
     let running = idle_worker(&fixture).await;
     let filter = DeadFilter { limit: 10, ..DeadFilter::default() };
     assert_eq!(fixture.redrive_all(&filter).await.expect("redrive"), 1);
+    must_start(&fixture, running, id).await;
+}
+
+async fn a_job_retried_by_an_operation_starts(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    let running = idle_worker(&fixture).await;
+    // The worker may execute the operation itself; either one notifies.
+    fixture.start_operation(NewOperation::of_jobs(Action::Retry, [id])).await.expect("start");
+    fixture.run_operations(|_| std::future::ready(true)).await.expect("run");
     must_start(&fixture, running, id).await;
 }
 

@@ -615,7 +615,7 @@ async fn bounded(
 }
 
 const GLANCE: &str = "
-    select s.id, s.kind, s.queue, s.status, s.attempts, s.cancel_requested
+    select s.id, s.kind, s.queue, s.status, s.attempts, s.cancel_requested, s.created_at, s.finished_at
       from ((select id from longshore.jobs order by id desc limit $1)
             union
             (select id from longshore.running order by id desc limit $1)
@@ -639,6 +639,8 @@ pub(super) async fn glance(tx: &mut Tx<'_>, limit: u32, also: &[JobId]) -> Sql<V
             attempts: row.try_get::<i16, _>(4)? as u16,
             // The view of an older version shows it only for running jobs.
             cancel_requested: row.try_get::<bool, _>(5)? || status == Status::Cancelled,
+            created_at: row.try_get(6)?,
+            ended_at: row.try_get(7)?,
         })
     };
     rows.into_iter().map(glance).collect()

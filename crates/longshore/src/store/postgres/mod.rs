@@ -55,6 +55,7 @@ mod listen;
 mod migrate;
 mod operate;
 mod operate_flows;
+mod operations;
 mod pool;
 mod queues;
 mod recover;

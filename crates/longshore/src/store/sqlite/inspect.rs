@@ -511,15 +511,15 @@ fn has_text(row: &Row<'_>, column: usize, wanted: &Option<String>) -> rusqlite::
 
 pub(super) fn glance(tx: &Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>> {
     const NEWEST: &str = "
-        select id, kind, queue, status, attempts, cancel_requested
+        select id, kind, queue, status, attempts, cancel_requested, created_at, finished_at
           from job_status
          where id in (select id from jobs order by id desc limit ?1)";
     const RUNNING: &str = "
-        select id, kind, queue, status, attempts, cancel_requested
+        select id, kind, queue, status, attempts, cancel_requested, created_at, finished_at
           from job_status
          where id in (select id from running order by id desc limit ?1)";
     const ONE: &str = "
-        select id, kind, queue, status, attempts, cancel_requested
+        select id, kind, queue, status, attempts, cancel_requested, created_at, finished_at
           from job_status
          where id = ?1";
     let read = |row: &Row<'_>| {
@@ -532,6 +532,8 @@ pub(super) fn glance(tx: &Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>
             attempts: row.get(4)?,
             // The view of an older version shows it only for running jobs.
             cancel_requested: row.get(5)? || status == Status::Cancelled,
+            created_at: row.time(6)?,
+            ended_at: row.maybe_time(7)?,
         })
     };
     let mut found = tx.rows(NEWEST, [limit], read)?;

@@ -48,6 +48,7 @@ mod lease;
 mod migrate;
 mod operate;
 mod operate_flows;
+mod operations;
 mod queues;
 mod recover;
 mod reopen;

@@ -13,12 +13,13 @@ use super::SqliteStore;
 use super::tx::Tx;
 use super::{
     advance, check, claim, enqueue, events, failures, flows, groups, history, inspect, kinds, lease, migrate,
-    operate, operate_flows, queues, recover, retain, schedules, settle, stats, steps, tokens, workers,
+    operate, operate_flows, operations, queues, recover, retain, schedules, settle, stats, steps, tokens,
+    workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::id_pattern::IdPattern;
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
 
@@ -220,6 +221,57 @@ impl Store for SqliteStore {
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
         let filter = filter.clone();
         self.engine.read(move |tx| operate::dead_letters(tx, &filter)).await
+    }
+
+    // ---- operations -------------------------------------------------------
+
+    async fn put_operation(&self, operation: &NewOperation) -> Result<()> {
+        let operation = operation.clone();
+        self.engine.write(move |tx| operations::put_operation(tx, &operation)).await
+    }
+
+    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>> {
+        self.engine.read(move |tx| operations::operation(tx, id)).await
+    }
+
+    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| operations::operations(tx, &filter)).await
+    }
+
+    async fn take_operation(&self, holder: Holder, hold: Duration) -> Result<Option<HeldOperation>> {
+        // Almost always there is nothing to take, and nothing is written.
+        if !self.engine.read(operations::has_free_operation).await? {
+            return Ok(None);
+        }
+        self.engine.write(move |tx| operations::take_operation(tx, holder, hold)).await
+    }
+
+    async fn save_operation_step(
+        &self,
+        id: OperationId,
+        holder: Holder,
+        step: &OperationStep,
+    ) -> Result<Option<OperationState>> {
+        let step = step.clone();
+        self.engine.write(move |tx| operations::save_operation_step(tx, id, holder, &step)).await
+    }
+
+    async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool> {
+        let error = error.map(str::to_owned);
+        self.engine.write(move |tx| operations::end_operation(tx, id, holder, error.as_deref())).await
+    }
+
+    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
+        self.engine.write(move |tx| operations::stop_operation(tx, id)).await
+    }
+
+    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
+        self.engine.write(move |tx| operations::resume_operation(tx, id)).await
+    }
+
+    async fn remove_operations(&self, limit: u32) -> Result<u64> {
+        self.engine.write(move |tx| operations::remove_operations(tx, limit)).await
     }
 
     // ---- events -----------------------------------------------------------

@@ -13,6 +13,7 @@ mod jobs;
 mod lease_steps;
 mod leases;
 mod operate;
+mod operations;
 mod requests;
 mod sessions;
 mod steps;
