@@ -16,7 +16,9 @@ const OLD: Duration = Duration::from_secs(5 * 60);
 /// A schedule whose tick is later than this has no process that fires it.
 const LATE_TICK: TimeDelta = TimeDelta::minutes(2);
 /// The maximum number of entries.
-const MAX_SHOWN: usize = 12;
+const MAX_SHOWN: usize = 40;
+/// How many of them are shown at once; the others are folded.
+const UNFOLDED: usize = 3;
 
 /// What the rules look at.
 pub(super) struct Situation<'a> {
@@ -51,15 +53,24 @@ pub(super) fn render(frame: &Frame, situation: &Situation<'_>) -> Markup {
             @if findings.is_empty() {
                 p .all-good { (icons::good()) "Nothing. Queues move, workers are alive, and no job failed in the last hour." }
             } @else {
-                ul { @for finding in findings.iter().take(MAX_SHOWN) {
-                    li {
-                        (icons::warning())
-                        div { p .strong { (finding.what) } p .faint { (finding.remedy) } }
-                        a .button .small href=(finding.href) { (finding.link) }
+                ul { @for finding in findings.iter().take(UNFOLDED) { (entry(finding)) } }
+                @if findings.len() > UNFOLDED {
+                    details #attention-more {
+                        summary { (findings.len() - UNFOLDED) " more" }
+                        ul { @for finding in findings.iter().take(MAX_SHOWN).skip(UNFOLDED) { (entry(finding)) } }
                     }
-                } }
-                @if findings.len() > MAX_SHOWN { p .faint .more { "and " (findings.len() - MAX_SHOWN) " more" } }
+                }
             }
+        }
+    }
+}
+
+fn entry(finding: &Finding) -> Markup {
+    html! {
+        li {
+            (icons::warning())
+            div { p .strong { (finding.what) } p .faint { (finding.remedy) } }
+            a .button .small href=(finding.href) { (finding.link) }
         }
     }
 }

@@ -27,6 +27,8 @@ struct Node<'t> {
     after: BTreeSet<usize>,
     layer: usize,
     row: usize,
+    /// How far its layer is moved down.
+    shift: usize,
 }
 
 /// The graph, unless no task waits for another.
@@ -62,6 +64,7 @@ fn boxes<'t>(tasks: &'t [TaskRecord], key: impl Fn(&TaskRecord) -> String) -> Ve
                 after: BTreeSet::new(),
                 layer: 0,
                 row: 0,
+                shift: 0,
             });
             nodes.len() - 1
         });
@@ -107,14 +110,22 @@ fn place(nodes: &mut [Node<'_>]) {
             nodes[i].row = row;
         }
     }
+    let tallest = widest(nodes);
+    for layer in 0..=layers {
+        let height = nodes.iter().filter(|node| node.layer == layer).count();
+        for node in nodes.iter_mut().filter(|node| node.layer == layer) {
+            node.shift = (tallest - height) * (BOX.1 + GAP.1) / 2;
+        }
+    }
 }
 
 fn widest(nodes: &[Node<'_>]) -> usize {
     nodes.iter().map(|node| node.row + 1).max().unwrap_or(0)
 }
 
+/// The corner of a box. Layers with fewer boxes are centred.
 fn corner(node: &Node<'_>) -> (usize, usize) {
-    (node.layer * (BOX.0 + GAP.0) + 1, node.row * (BOX.1 + GAP.1) + 1)
+    (node.layer * (BOX.0 + GAP.0) + 1, node.row * (BOX.1 + GAP.1) + node.shift + 1)
 }
 
 fn draw(frame: &Frame, nodes: &[Node<'_>]) -> Markup {

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use maud::{DOCTYPE, Markup, html};
 
-use super::{Frame, assets, format, icons};
+use super::{Frame, Rights, assets, format, icons};
 
 /// The parts of the dashboard, as the navigation lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,9 +72,13 @@ impl Section {
         }
     }
 
-    /// Whether the API lets a token that is limited to queues read this.
-    fn needs_all_queues(self) -> bool {
-        matches!(self, Section::Flows | Section::Workers | Section::Cron)
+    /// The sections that the caller may see. The API does not show everything to a token that is
+    /// limited to queues.
+    fn listed(rights: &Rights) -> impl Iterator<Item = Section> {
+        let needs_all =
+            |section: &Section| matches!(section, Section::Flows | Section::Workers | Section::Cron);
+        let is_visible = move |section: &Section| rights.covers_all() || !needs_all(section);
+        Section::LISTED.into_iter().filter(is_visible)
     }
 }
 
@@ -140,11 +144,9 @@ fn side(frame: &Frame, current: Section) -> Markup {
                 kbd { "⌘K" }
             }
             nav aria-label="Pages" {
-                @for section in Section::LISTED {
-                    @if rights.covers_all() || !section.needs_all_queues() {
-                        a href=(frame.url(section.path())) aria-current=[(section == current).then_some("page")] {
-                            (section.icon()) span { (section.name()) }
-                        }
+                @for section in Section::listed(rights) {
+                    a href=(frame.url(section.path())) aria-current=[(section == current).then_some("page")] {
+                        (section.icon()) span { (section.name()) }
                     }
                 }
             }
@@ -200,7 +202,7 @@ fn dialogs(frame: &Frame) -> Markup {
             form method="dialog" { div .buttons { button .button { "Close" } } }
         }
         template #pages {
-            @for section in Section::LISTED {
+            @for section in Section::listed(&frame.rights) {
                 a href=(frame.url(section.path())) { (section.name()) }
             }
             @if frame.rights.enqueue { a href=(frame.url("/ui/new")) { "Enqueue a job" } }

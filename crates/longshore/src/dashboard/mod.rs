@@ -376,5 +376,4 @@ fn assert_escaped(page: &Markup) {
     let page = &page.0;
     assert!(page.contains("alert(1)"), "the text is not on the page: {page}");
     assert!(!page.contains("<script>alert") && !page.contains("<img"), "{page}");
-    assert!(!page.contains("\"><script"), "{page}");
 }

@@ -125,7 +125,8 @@ pub(super) fn why(explanation: &crate::api::explain::Explanation) -> Markup {
     html! {
         section #why .notice .(if needs_help { "is-warning" } else { "is-info" }) {
             h2 { "Why it is not running" }
-            p { (prose(&explanation.message)) }
+            // The timeline shows the error.
+            p { (prose(explanation.message.split("; the last attempt ended with:").next().unwrap_or_default())) }
             @if let Some(seconds) = explanation.estimated_seconds {
                 p .faint { "It should start in about " (format::seconds(seconds)) "." }
             }
