@@ -51,6 +51,7 @@
 //! | `worker` (default) | the worker runtime |
 //! | `api` (default) | the HTTP API |
 //! | `swagger` | Swagger UI at `/docs` |
+//! | `dashboard` | the dashboard at `/ui` |
 //! | `cron` | schedules; part of `worker` and `api` |
 //! | `schema` | checks payloads against JSON Schemas; part of `api` |
 //! | `metrics` | metrics through the `metrics` crate; part of `worker` and `api` |
@@ -68,6 +69,8 @@ pub mod builtin;
 mod client;
 #[cfg(feature = "cron")]
 pub mod cron;
+#[cfg(feature = "dashboard")]
+mod dashboard;
 mod enqueue;
 mod error;
 mod failure;

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use longshore::api::{self, Access, Admission, Api, BodyLimits};
+use longshore::api::{self, Access, Admission, Api, BodyLimits, Dashboard};
 use longshore::worker::{Builder, RecoverySettings, Settings, Signals, Summary, Worker};
 use longshore::{Client, Interruption, SweepOptions, SweepScope, UnknownKinds, builtin};
 use tokio::net::TcpListener;
@@ -224,7 +224,8 @@ async fn run_server(
             per_client: listen.max_bodies_per_client,
             ..BodyLimits::default()
         })
-        .metrics(metrics);
+        .metrics(metrics)
+        .dashboard(Dashboard::new());
     for public in &listen.public {
         api = api.public(match public {
             args::Public::Metrics => api::Public::Metrics,

@@ -38,7 +38,7 @@ pub enum Access {
 
 /// Decides which requests are let through.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
     access: Access,
     limiter: Arc<Limiter>,
     tokens: Arc<TokenLookup>,
@@ -46,7 +46,7 @@ pub(super) struct Guard {
 
 /// Who sent a request. The scope check adds it to every request it lets through.
 #[derive(Clone, Debug)]
-pub(super) enum Caller {
+pub(crate) enum Caller {
     Anonymous,
     Token(Arc<TokenRecord>),
 }
@@ -54,7 +54,7 @@ pub(super) enum Caller {
 impl Caller {
     /// Refuses access to something that exists in this queue if the token does not
     /// cover the queue. Does not name the queue, which the caller may not know.
-    pub(super) fn may_access(&self, queue: &str) -> ApiResult<()> {
+    pub(crate) fn may_access(&self, queue: &str) -> ApiResult<()> {
         self.may_use(queue).map_err(|_| {
             let queues = self.queues().unwrap_or_default().join(", ");
             Problem::new(
@@ -68,7 +68,7 @@ impl Caller {
     }
 
     /// Refuses a queue that the token does not cover.
-    pub(super) fn may_use(&self, queue: &str) -> ApiResult<()> {
+    pub(crate) fn may_use(&self, queue: &str) -> ApiResult<()> {
         match self.queues() {
             Some(queues) if !queues.iter().any(|allowed| allowed == queue) => Err(Problem::new(
                 Slug::Forbidden,
@@ -94,7 +94,7 @@ impl Caller {
     }
 
     /// Refuses a token that does not have this scope.
-    pub(super) fn must_have(&self, scope: Scope) -> ApiResult<()> {
+    pub(crate) fn must_have(&self, scope: Scope) -> ApiResult<()> {
         let Caller::Token(token) = self else { return Ok(()) };
         let has = |scope: Scope| token.scopes.iter().any(|held| held == scope.as_str());
         if has(scope) || has(Scope::Admin) {
@@ -112,7 +112,7 @@ impl Caller {
     }
 
     /// The queues that the token covers; `None` means all.
-    pub(super) fn queues(&self) -> Option<&[String]> {
+    pub(crate) fn queues(&self) -> Option<&[String]> {
         match self {
             Caller::Anonymous => None,
             Caller::Token(token) => token.queues.as_deref(),
@@ -137,7 +137,7 @@ impl Caller {
     }
 
     /// Refuses tokens that do not cover all queues.
-    pub(super) fn may_use_all(&self) -> ApiResult<()> {
+    pub(crate) fn may_use_all(&self) -> ApiResult<()> {
         match self.queues() {
             None => Ok(()),
             Some(queues) => Err(Problem::new(
@@ -170,7 +170,7 @@ impl Guard {
         Arc::new(Guard { access, limiter, tokens: TokenLookup::new(client) })
     }
 
-    pub(super) fn requires_tokens(&self) -> bool {
+    pub(crate) fn requires_tokens(&self) -> bool {
         self.access == Access::Tokens
     }
 

@@ -29,31 +29,31 @@ const ESTIMATE_WINDOW: chrono::Duration = chrono::Duration::minutes(10);
 
 /// Why a job is or is not running.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Explanation {
+pub(crate) struct Explanation {
     job_id: Uuid,
     #[schema(value_type = StatusSchema)]
     status: Status,
-    reason: Reason,
+    pub(crate) reason: Reason,
     /// The reason as text, with what would change it.
-    message: String,
+    pub(crate) message: String,
     /// When the job is due; null if it is due now.
     #[schema(required)]
     due_at: Option<DateTime<Utc>>,
     /// How many due jobs of the same queue run before this one, counting only jobs of
     /// kinds that its workers handle, up to 10,000. Null if this job is not due.
     #[schema(required)]
-    ahead: Option<u32>,
+    pub(crate) ahead: Option<u32>,
     /// The estimated seconds until it starts, based on the last ten minutes. Null if
     /// no job ended in that time, or if an operator has to act first.
     #[schema(required)]
-    estimated_seconds: Option<f64>,
+    pub(crate) estimated_seconds: Option<f64>,
 }
 
 /// The reasons, in the order in which they are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = ExplanationReason)]
-pub(super) enum Reason {
+pub(crate) enum Reason {
     /// The job has ended.
     Finished,
     /// Its worker stopped sending heartbeats or is gone; a sweep recovers the job.
@@ -114,7 +114,7 @@ pub(super) async fn explain(
     Ok(Json(explain_job(&server.client, &job).await?))
 }
 
-async fn explain_job(client: &Client, job: &JobRecord) -> Result<Explanation> {
+pub(crate) async fn explain_job(client: &Client, job: &JobRecord) -> Result<Explanation> {
     match job.status {
         Status::Succeeded | Status::FailedPermanent | Status::Cancelled => {
             let message = format!("it ended as {}; retry it to run it again", job.status);

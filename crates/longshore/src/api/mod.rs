@@ -27,7 +27,7 @@ use crate::store::Scope;
 
 mod admission;
 mod attempt_metrics;
-mod auth;
+pub(crate) mod auth;
 mod batch;
 mod bodies;
 mod bulk;
@@ -35,7 +35,7 @@ mod connections;
 mod cron;
 mod enqueue;
 mod events;
-mod explain;
+pub(crate) mod explain;
 mod extract;
 mod failures;
 mod flows;
@@ -48,15 +48,15 @@ mod middleware;
 mod openapi;
 mod operate;
 mod operations;
-mod problem;
+pub(crate) mod problem;
 mod refusals;
 mod request_metrics;
-mod route_table;
+pub(crate) mod route_table;
 mod schemas;
 mod serve;
 mod session;
 mod start_page;
-mod stats;
+pub(crate) mod stats;
 mod steps;
 #[cfg(feature = "swagger")]
 mod swagger;
@@ -64,6 +64,8 @@ mod token_lookup;
 mod url_parameters;
 mod write_timeout;
 
+#[cfg(feature = "dashboard")]
+pub use crate::dashboard::Dashboard;
 pub use admission::Admission;
 pub use auth::{Access, hash_token};
 pub use bodies::BodyLimits;
@@ -87,6 +89,8 @@ pub struct Api {
     sweep: SweepOptions,
     operations: Operations,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
+    #[cfg(feature = "dashboard")]
+    dashboard: Option<Dashboard>,
 }
 
 /// What can be read without a token, in addition to `/health`.
@@ -113,6 +117,8 @@ impl Api {
             sweep: SweepOptions::default(),
             operations: Operations::default(),
             ending: None,
+            #[cfg(feature = "dashboard")]
+            dashboard: None,
         }
     }
 
@@ -198,6 +204,13 @@ impl Api {
         self
     }
 
+    /// Adds the dashboard: pages under `/ui`. A browser that opens `/` is sent there.
+    #[cfg(feature = "dashboard")]
+    pub fn dashboard(mut self, dashboard: Dashboard) -> Self {
+        self.dashboard = Some(dashboard);
+        self
+    }
+
     /// Builds the router, to serve or to nest in another one.
     pub fn router(self) -> Router {
         job_metrics::describe();
@@ -220,6 +233,8 @@ impl Api {
             operations: operations::Executor::new(self.operations),
             ending: self.ending,
             timeout: self.timeout,
+            #[cfg(feature = "dashboard")]
+            dashboard: self.dashboard.map(crate::dashboard::State::new),
         }));
         // Without a runtime, the first request about operations starts it.
         if tokio::runtime::Handle::try_current().is_ok() {
@@ -323,6 +338,10 @@ impl Api {
             Some(scope) => table.scoped(scope, documentation),
             None => table.public(documentation),
         };
+        #[cfg(feature = "dashboard")]
+        if let Some(dashboard) = &self.dashboard {
+            table = crate::dashboard::add_routes(table, dashboard);
+        }
         if self.metrics.is_some() {
             table = match scope(Public::Metrics) {
                 Some(scope) => table.scoped(scope, [routes!(health::metrics)]),
@@ -335,21 +354,23 @@ impl Api {
 
 /// The state that handlers share.
 #[derive(Clone)]
-struct Server(Arc<Shared>);
+pub(crate) struct Server(Arc<Shared>);
 
-struct Shared {
-    client: Client,
+pub(crate) struct Shared {
+    pub(crate) client: Client,
     metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
     document: String,
     sessions: leases::Sessions,
     hub: events::Hub,
     kinds: attempt_metrics::KnownKinds,
-    guard: Arc<Guard>,
+    pub(crate) guard: Arc<Guard>,
     limiter: Arc<admission::Limiter>,
     sweep: SweepOptions,
     operations: operations::Executor,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
     timeout: Duration,
+    #[cfg(feature = "dashboard")]
+    pub(crate) dashboard: Option<crate::dashboard::State>,
 }
 
 impl Server {

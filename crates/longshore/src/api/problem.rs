@@ -15,11 +15,11 @@ use crate::error::Error;
 use crate::job::Status;
 
 /// The result of every handler.
-pub(super) type ApiResult<T> = std::result::Result<T, Problem>;
+pub(crate) type ApiResult<T> = std::result::Result<T, Problem>;
 
 /// Why a request failed.
 #[derive(Clone, Debug)]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     slug: Slug,
     /// Instead of the usual status of the slug.
     status: Option<StatusCode>,
@@ -75,7 +75,7 @@ pub(super) struct ProblemBody {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = ErrorSlug)]
-pub(super) enum Slug {
+pub(crate) enum Slug {
     NotFound,
     BadRequest,
     Conflict,
@@ -114,7 +114,7 @@ impl Slug {
 }
 
 impl Problem {
-    pub(super) fn new(slug: Slug, message: impl Into<String>) -> Self {
+    pub(crate) fn new(slug: Slug, message: impl Into<String>) -> Self {
         Problem {
             slug,
             status: None,
@@ -152,7 +152,7 @@ impl Problem {
 
     /// An invalid value in a query string or a path is a bad request (400), not a
     /// validation error (422).
-    pub(super) fn in_url(error: Error) -> Self {
+    pub(crate) fn in_url(error: Error) -> Self {
         if error.is_invalid() {
             Problem::bad_request(error.to_string()).with_cause(error)
         } else {

@@ -17,7 +17,7 @@ use crate::store::Scope;
 pub(super) const TOKEN: &str = "token";
 
 /// The routes added so far.
-pub(super) struct RouteTable {
+pub(crate) struct RouteTable {
     guard: Arc<Guard>,
     router: OpenApiRouter<Server>,
 }
@@ -58,6 +58,27 @@ impl RouteTable {
             operation.security = Some(Vec::new());
         }
         RouteTable { router: self.router.merge(group), ..self }
+    }
+
+    /// Adds a page for people, which is not part of the OpenAPI document. `around` adds what also
+    /// applies to requests that the scope check refuses.
+    #[cfg(feature = "dashboard")]
+    pub(crate) fn page(
+        self,
+        path: &str,
+        scope: Option<Scope>,
+        page: axum::routing::MethodRouter<Server>,
+        around: impl FnOnce(axum::routing::MethodRouter<Server>) -> axum::routing::MethodRouter<Server>,
+    ) -> Self {
+        let guarded = match scope {
+            Some(scope) => {
+                // People may add parameters of their own, for example to bypass a cache.
+                let parameters = UrlParameters::of(&utoipa::openapi::path::Paths::new());
+                page.layer(RequireScope { guard: self.guard.clone(), scope, parameters })
+            }
+            None => page,
+        };
+        RouteTable { router: self.router.route(path, around(guarded)), ..self }
     }
 
     pub(super) fn finish(self) -> (axum::Router<Server>, utoipa::openapi::OpenApi) {

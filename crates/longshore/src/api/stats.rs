@@ -20,7 +20,7 @@ use crate::store::{Count, Measured, Tallied, What};
 /// The longest time range of a request.
 const MAX_MINUTES: i64 = 7 * 24 * 60;
 /// The time range of the rate.
-const RATE_MINUTES: i64 = 5;
+pub(crate) const RATE_MINUTES: i64 = 5;
 
 /// Time range and filters.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -80,13 +80,13 @@ pub(super) struct MinuteStats {
 
 /// Percentiles, within 20 % of the true value; null if there was no attempt.
 #[derive(Default, Serialize, ToSchema)]
-pub(super) struct Percentiles {
+pub(crate) struct Percentiles {
     #[schema(required)]
-    p50: Option<f64>,
+    pub(crate) p50: Option<f64>,
     #[schema(required)]
-    p95: Option<f64>,
+    pub(crate) p95: Option<f64>,
     #[schema(required)]
-    p99: Option<f64>,
+    pub(crate) p99: Option<f64>,
 }
 
 /// Returns counts, rates and run times.
@@ -146,8 +146,7 @@ impl Period<'_> {
     }
 
     fn run_seconds(&self, counts: impl Fn(Outcome) -> bool) -> Percentiles {
-        let tallies = self.tallies.iter().filter(|tally| counts(tally.outcome));
-        percentiles(tallies.flat_map(|tally| tally.run_ms.iter().copied()))
+        run_seconds(self.tallies.iter().copied().filter(|tally| counts(tally.outcome)))
     }
 
     fn measured(&self, what: What) -> impl Iterator<Item = &Measured> {
@@ -198,14 +197,19 @@ fn series(tallied: &[Tallied], measured: &[Measured], query: &StatsQuery) -> Vec
 }
 
 /// Jobs that ended per second.
-fn rate(tallied: &[Tallied], at: DateTime<Utc>) -> f64 {
+pub(crate) fn rate(tallied: &[Tallied], at: DateTime<Utc>) -> f64 {
     let since = at - Duration::minutes(RATE_MINUTES);
     let ended: u64 = tallied.iter().filter(|tally| tally.minute >= since).map(|tally| tally.jobs).sum();
     ended as f64 / (RATE_MINUTES * 60) as f64
 }
 
+/// How long the attempts of these jobs ran.
+pub(crate) fn run_seconds<'a>(tallied: impl Iterator<Item = &'a Tallied>) -> Percentiles {
+    percentiles(tallied.flat_map(|tally| tally.run_ms.iter().copied()))
+}
+
 /// Percentiles of a histogram: upper bounds in milliseconds, and numbers.
-fn percentiles(buckets: impl Iterator<Item = (f64, u64)>) -> Percentiles {
+pub(crate) fn percentiles(buckets: impl Iterator<Item = (f64, u64)>) -> Percentiles {
     let mut buckets: Vec<(f64, u64)> = buckets.collect();
     buckets.sort_by(|one, other| one.0.total_cmp(&other.0));
     let total: u64 = buckets.iter().map(|(_, jobs)| jobs).sum();

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::inspect::{ListFilter, Payloads};
 use crate::error::{Error, Result};
+use crate::failure::Fingerprint;
 use crate::id_pattern::IdPattern;
 use crate::job::{JobId, OperationId, Status};
 
@@ -110,6 +111,9 @@ pub struct JobFilter {
     /// Jobs whose last error contains this text, as in [`ListFilter::error`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Jobs whose last failure belongs to this group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Fingerprint>,
     /// Jobs whose ids match.
     #[serde(skip_serializing_if = "Option::is_none", with = "id_pattern_as_text")]
     pub id: Option<IdPattern>,
@@ -157,6 +161,7 @@ impl JobFilter {
             group,
             tag,
             error,
+            failure,
             id,
             idempotency_key,
             unique_key,
@@ -172,6 +177,7 @@ impl JobFilter {
             group,
             tag,
             error,
+            failure,
             id,
             idempotency_key,
             unique_key,
@@ -202,7 +208,7 @@ impl JobFilter {
             return Err(Error::invalid(
                 "filter",
                 "filter: is empty and would match every job; set at least one of status, kind, queue, group, tag, \
-                 error, id, idempotency_key, unique_key, older_than, newer_than, ended_before and ended_after",
+                 error, failure, id, idempotency_key, unique_key, older_than, newer_than, ended_before and ended_after",
             ));
         }
         let texts = [
@@ -445,6 +451,7 @@ mod tests {
             group: Some("acme".into()),
             tag: Some("red".into()),
             error: Some("timeout".into()),
+            failure: Some(Fingerprint::of("mail", "timeout")),
             id: "01990a2b..6789ab".parse().ok(),
             idempotency_key: Some("request 7".into()),
             unique_key: Some("account 8".into()),

@@ -1,0 +1,622 @@
+// The script of the dashboard. Pages can be read without it. It keeps them up to date, sends the
+// forms of actions to the API, and adds the palette and the shortcuts. It has no other state than
+// the page: the server renders everything.
+
+const root = document.documentElement;
+const base = document.body.dataset.base ?? "";
+const $ = (selector, from = document) => from.querySelector(selector);
+const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+
+// ---- theme ----------------------------------------------------------------
+
+const THEME = "longshore-theme";
+const stored = {
+  get(key) { try { return localStorage.getItem(key); } catch { return null; } },
+  set(key, value) { try { localStorage.setItem(key, value); } catch { /* storage is off */ } },
+};
+if (stored.get(THEME)) root.dataset.theme = stored.get(THEME);
+
+function toggleTheme() {
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  stored.set(THEME, root.dataset.theme);
+}
+
+// ---- times ----------------------------------------------------------------
+
+// The difference between the database's clock and this one, in milliseconds.
+let clockOffset = 0;
+
+function readClock() {
+  const now = Date.parse($("#main")?.dataset.now ?? "");
+  if (now) clockOffset = now - Date.now();
+}
+
+// As `relative` on the server.
+function relative(ms) {
+  const s = Math.floor(Math.abs(ms) / 1000);
+  if (s === 0) return "now";
+  const text = s < 60 ? `${s} s` : s < 3600 ? `${Math.floor(s / 60)} min` : s < 86400 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`;
+  return ms > 0 ? `${text} ago` : `in ${text}`;
+}
+
+// As `duration` on the server, without milliseconds.
+function duration(ms) {
+  const s = Math.max(0, Math.floor(ms / 1000));
+  const two = (big, bigUnit, small, smallUnit) => (small ? `${big} ${bigUnit} ${small} ${smallUnit}` : `${big} ${bigUnit}`);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return two(Math.floor(s / 60), "min", s % 60, "s");
+  if (s < 86400) return two(Math.floor(s / 3600), "h", Math.floor((s % 3600) / 60), "min");
+  return two(Math.floor(s / 86400), "d", Math.floor((s % 86400) / 3600), "h");
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function tick() {
+  const now = Date.now() + clockOffset;
+  for (const time of all("time[data-relative]")) setText(time, relative(now - Date.parse(time.dateTime)));
+  for (const time of all("time[data-since]")) setText(time, duration(now - Date.parse(time.dateTime)));
+}
+
+// ---- patching -------------------------------------------------------------
+
+// Makes `live` like `next`, and keeps what the reader did: focus, selection, typed text, checked
+// boxes, open details. What has `data-keep` stays as it is.
+function patch(live, next) {
+  if (live.nodeType !== Node.ELEMENT_NODE) {
+    if (live.data !== next.data) live.data = next.data;
+    return;
+  }
+  if (live.dataset && "keep" in live.dataset) return;
+  for (const { name, value } of [...next.attributes]) {
+    if (live.getAttribute(name) !== value && !(live.nodeName === "DETAILS" && name === "open")) live.setAttribute(name, value);
+  }
+  for (const { name } of [...live.attributes]) {
+    if (!next.hasAttribute(name) && !(live.nodeName === "DETAILS" && name === "open")) live.removeAttribute(name);
+  }
+  patchChildren(live, next);
+}
+
+function patchChildren(live, next) {
+  const wanted = new Set(all(":scope > [id]", next).map((child) => child.id));
+  const known = new Map(all(":scope > [id]", live).map((child) => [child.id, child]));
+  let cursor = live.firstChild;
+  const dropGone = () => {
+    while (cursor && cursor.id && !wanted.has(cursor.id)) {
+      const gone = cursor;
+      cursor = cursor.nextSibling;
+      gone.remove();
+    }
+  };
+  for (const child of [...next.childNodes]) {
+    dropGone();
+    const isAlike = cursor && cursor.nodeName === child.nodeName && (cursor.id || "") === (child.id || "");
+    const match = child.id ? known.get(child.id) : isAlike ? cursor : null;
+    if (!match || match.nodeName !== child.nodeName) {
+      live.insertBefore(document.importNode(child, true), cursor);
+    } else {
+      if (match === cursor) cursor = cursor.nextSibling;
+      else live.insertBefore(match, cursor);
+      patch(match, child);
+    }
+  }
+  while (cursor) {
+    const gone = cursor;
+    cursor = cursor.nextSibling;
+    gone.remove();
+  }
+}
+
+// Examples name the address of this server.
+function prepare(element) {
+  for (const code of all(".snippet code, .snippet [data-copy]", element)) {
+    const here = (text) => text.replace(/http:\/\/localhost:8080/, location.origin);
+    if (code.dataset.copy) code.dataset.copy = here(code.dataset.copy);
+    else code.textContent = here(code.textContent);
+  }
+}
+
+// ---- live updates ---------------------------------------------------------
+
+const isLive = "live" in document.body.dataset;
+const MIN_PAUSE = 1000;
+const MAX_PAUSE = 15000;
+let lastRefresh = Date.now();
+let timer = null;
+let isRefreshing = false;
+let isRefreshWanted = false;
+
+function showLive(state, why) {
+  const sign = $("#live");
+  if (!sign) return;
+  sign.dataset.state = state;
+  sign.title = why;
+  setText($("span", sign), state === "on" ? "Live" : state === "off" ? "Reconnecting" : "Paused");
+}
+
+async function refresh(isFresh = false) {
+  if (isRefreshing) {
+    isRefreshWanted = true;
+    return;
+  }
+  isRefreshing = true;
+  lastRefresh = Date.now();
+  try {
+    const headers = { "Longshore-Fragment": "1" };
+    if (isFresh) headers["Cache-Control"] = "no-cache";
+    const response = await fetch(location.href, { headers });
+    if (response.status === 401) return logIn();
+    if (!response.ok) throw new Error((await problem(response)).message);
+    const next = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("main");
+    if (next) {
+      prepare(next);
+      patch($("#main"), next);
+      readClock();
+      showSelection();
+      showRow();
+    }
+    showLive("on", "This page updates itself.");
+  } catch (error) {
+    showLive("off", `The last update failed: ${error.message}`);
+  } finally {
+    isRefreshing = false;
+    if (isRefreshWanted) {
+      isRefreshWanted = false;
+      refreshSoon();
+    }
+  }
+}
+
+// At most once per second, and not in a hidden tab.
+function refreshSoon() {
+  if (!isLive || timer || document.hidden) return;
+  const wait = Math.max(0, lastRefresh + MIN_PAUSE - Date.now());
+  timer = setTimeout(() => {
+    timer = null;
+    refresh();
+  }, wait);
+}
+
+// One tab holds the lock and the event stream, and forwards its notices to the others: a browser opens
+// only six connections to a server. A hidden tab gives the lock back.
+const channel = isLive && "BroadcastChannel" in window ? new BroadcastChannel(`longshore${base}`) : null;
+let giveBack = null;
+
+function listen() {
+  if (!isLive || giveBack) return;
+  if (!navigator.locks || !channel) return; // Then the page is refreshed at intervals.
+  const stop = new AbortController();
+  let release;
+  const released = new Promise((resolve) => { release = resolve; });
+  giveBack = () => {
+    giveBack = null;
+    stop.abort();
+    release();
+  };
+  const hold = async () => {
+    const stream = new EventSource(`${base}/events`);
+    const notice = () => {
+      refreshSoon();
+      channel.postMessage("changed");
+    };
+    for (const name of ["job", "job_removed", "queue", "worker", "gap", "reset"]) stream.addEventListener(name, notice);
+    await released;
+    stream.close();
+  };
+  navigator.locks.request(`longshore${base}`, { signal: stop.signal }, hold).catch(() => {});
+}
+
+if (isLive) {
+  if (channel) channel.onmessage = refreshSoon;
+  const whenVisible = () => {
+    if (document.hidden) {
+      giveBack?.();
+      return;
+    }
+    listen();
+    if (Date.now() - lastRefresh >= MIN_PAUSE) refreshSoon();
+  };
+  document.addEventListener("visibilitychange", whenVisible);
+  addEventListener("pagehide", () => giveBack?.());
+  addEventListener("pageshow", (event) => event.persisted && whenVisible());
+  if (!document.hidden) listen();
+  showLive("on", "This page updates itself.");
+  const pause = navigator.locks ? MAX_PAUSE : 3000;
+  setInterval(() => Date.now() - lastRefresh >= pause && refreshSoon(), 1000);
+}
+
+// ---- requests -------------------------------------------------------------
+
+async function problem(response) {
+  try {
+    return await response.json();
+  } catch {
+    return { message: `The server replied with ${response.status}.` };
+  }
+}
+
+// Requests that change something carry this header, which a page of another site cannot send.
+async function call(method, url, body) {
+  const headers = { "Longshore-Session": "1", Accept: "application/json" };
+  if (body) headers["Content-Type"] = "application/json";
+  const response = await fetch(url, { method, headers, body });
+  if (response.status === 401 && !url.endsWith("/session")) logIn();
+  if (!response.ok) throw new Error((await problem(response)).message);
+  return response.status === 204 ? {} : response.json().catch(() => ({}));
+}
+
+function logIn() {
+  location.href = `${base}/ui/login?next=${encodeURIComponent(location.pathname + location.search)}`;
+}
+
+function toast(text, isError = false) {
+  const message = document.createElement("p");
+  message.className = isError ? "toast is-error" : "toast";
+  message.textContent = text;
+  $("#toasts").append(message);
+  setTimeout(() => message.remove(), isError ? 9000 : 3500);
+}
+
+function confirmed(question, label) {
+  const dialog = $("#confirm");
+  setText($("#confirm-text"), question);
+  setText($("#confirm-yes"), label);
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}
+
+// The fields of a form as JSON. Values that are JSON stay text, so that no number loses digits.
+function fieldsOf(form) {
+  const parts = [];
+  for (const field of form.elements) {
+    if (!field.name || field.type === "submit") continue;
+    const text = field.value.trim();
+    const add = (json) => parts.push(`${JSON.stringify(field.name)}:${json}`);
+    switch (field.dataset.json) {
+      case "raw":
+        try {
+          JSON.parse(text);
+        } catch (error) {
+          field.focus();
+          throw new Error(`${field.name} is not JSON: ${error.message}`);
+        }
+        add(text);
+        break;
+      case "number":
+        if (text) add(Number(text));
+        break;
+      case "number-or-null":
+        add(text ? Number(text) : "null");
+        break;
+      case "rate":
+        add(text ? `{"starts":${Number(text)}}` : "null");
+        break;
+      case "list": {
+        const items = text.split(",").map((item) => item.trim()).filter(Boolean);
+        if (items.length) add(JSON.stringify(items));
+        break;
+      }
+      default:
+        if (text) add(JSON.stringify(text));
+    }
+  }
+  return parts.length ? `{${parts.join(",")}}` : undefined;
+}
+
+async function act(form) {
+  const { method, confirm: question, done, then } = form.dataset;
+  if (question && !(await confirmed(question, $("button", form).textContent))) return;
+  form.setAttribute("aria-busy", "true");
+  try {
+    const result = await call(method, form.getAttribute("action"), fieldsOf(form));
+    toast(done);
+    if (then) location.href = then.replace(/\{(\w+)\}/g, (_, field) => encodeURIComponent(result[field] ?? ""));
+    else await refresh(true);
+  } catch (error) {
+    toast(error.message, true);
+  } finally {
+    form.removeAttribute("aria-busy");
+  }
+}
+
+async function submitLogin(form) {
+  const home = form.dataset.home;
+  try {
+    await call("POST", form.getAttribute("action"), JSON.stringify({ token: form.elements.token.value.trim() }));
+    const next = new URL(new URLSearchParams(location.search).get("next") ?? home, location.origin);
+    const isOurs = next.origin === location.origin && next.pathname.startsWith(home);
+    location.href = isOurs ? next.href : home;
+  } catch (error) {
+    setText($("#login-error"), error.message);
+  }
+}
+
+document.addEventListener("submit", (event) => {
+  const form = event.target;
+  if (form.id === "login") {
+    event.preventDefault();
+    submitLogin(form);
+  } else if (form.id === "bulk") {
+    event.preventDefault();
+    operate(form, event.submitter.value);
+  } else if (form.matches(".action")) {
+    event.preventDefault();
+    if (!form.hasAttribute("aria-busy")) act(form);
+  }
+});
+
+// ---- selection and operations ---------------------------------------------
+
+let isAllMatching = false;
+const boxes = () => all('#jobs input[name="id"]');
+const number = (n) => Number(n).toLocaleString("en");
+
+function showSelection() {
+  const bar = $("#bulk");
+  if (!bar) return;
+  const chosen = boxes().filter((box) => box.checked);
+  if (chosen.length < boxes().length) isAllMatching = false;
+  bar.hidden = chosen.length === 0;
+  const total = bar.dataset.matching ? `all ${number(bar.dataset.matching)} matching` : "all matching";
+  setText($("#bulk-count"), isAllMatching ? `${total} selected` : `${chosen.length} selected`);
+  const page = $("[data-select-page]");
+  page.checked = chosen.length > 0 && chosen.length === boxes().length;
+  page.indeterminate = chosen.length > 0 && !page.checked;
+}
+
+function select(isChosen) {
+  for (const box of boxes()) box.checked = isChosen;
+  if (!isChosen) isAllMatching = false;
+  showSelection();
+}
+
+async function operate(form, action) {
+  const ids = boxes().filter((box) => box.checked).map((box) => box.value);
+  const verb = action[0].toUpperCase() + action.slice(1);
+  const what = isAllMatching
+    ? `all ${form.dataset.matching ? `${number(form.dataset.matching)} ` : ""}jobs that match the filters`
+    : ids.length === 1 ? "1 job" : `${ids.length} jobs`;
+  const note = action === "delete" ? " Their history is lost. Jobs that have not ended are skipped." : "";
+  if (!(await confirmed(`${verb} ${what}?${note}`, verb))) return;
+  const selection = isAllMatching ? `"filter":${form.dataset.filter}` : `"ids":${JSON.stringify(ids)}`;
+  try {
+    const operation = await call("POST", form.getAttribute("action"), `{"action":"${action}",${selection}}`);
+    const here = new URL(location.href);
+    here.searchParams.set("operation", operation.id);
+    location.href = here.href;
+  } catch (error) {
+    toast(error.message, true);
+  }
+}
+
+const ENDED = { finished: "Done", done: "Done", completed: "Done", stopped: "Stopped", cancelled: "Stopped", failed: "Failed" };
+
+async function watchOperation() {
+  const panel = $("#operation");
+  if (!panel) return;
+  const url = `${base}/operations/${encodeURIComponent(panel.dataset.operation)}`;
+  const [stop, resume, bar] = [$("[data-operation-stop]", panel), $("[data-operation-resume]", panel), $("[data-operation-bar]", panel)];
+  const control = (verb) => async () => {
+    try {
+      await call("POST", `${url}/${verb}`);
+    } catch (error) {
+      toast(error.message, true);
+    }
+    step();
+  };
+  stop.onclick = control("stop");
+  resume.onclick = control("resume");
+  let next = null;
+  const step = async () => {
+    clearTimeout(next);
+    try {
+      const operation = await call("GET", url);
+      const ended = ENDED[operation.state];
+      const share = operation.expected ? Math.min(100, (operation.examined / operation.expected) * 100) : 0;
+      panel.hidden = false;
+      setText($("[data-operation-text]", panel), ended ?? "Working");
+      const of = operation.expected ? ` of about ${number(operation.expected)}` : "";
+      setText($("[data-operation-numbers]", panel),
+        `${number(operation.changed)} changed, ${number(operation.skipped)} skipped, ${number(operation.examined)}${of} examined`);
+      if (ended === "Done") bar.value = 100;
+      else if (operation.expected) bar.value = share;
+      stop.hidden = Boolean(ended);
+      resume.hidden = ended !== "Stopped";
+      if (!ended) next = setTimeout(step, 1000);
+      refreshSoon();
+    } catch (error) {
+      panel.hidden = false;
+      setText($("[data-operation-text]", panel), error.message);
+    }
+  };
+  step();
+}
+
+// ---- rows -----------------------------------------------------------------
+
+let here = null;
+
+function showRow() {
+  for (const row of all("tr.is-here")) row.classList.remove("is-here");
+  if (here && here.isConnected) here.classList.add("is-here");
+}
+
+function moveRow(step) {
+  const rows = all("tr[data-row]");
+  if (!rows.length) return;
+  const at = rows.indexOf(here);
+  here = rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? 0 : at + step))];
+  showRow();
+  here.scrollIntoView({ block: "nearest" });
+  $("a[data-open]", here)?.focus({ preventScroll: true });
+}
+
+// ---- palette --------------------------------------------------------------
+
+const palette = $("#palette");
+const input = $("#palette-input");
+const list = $("#palette-list");
+let entries = [];
+let shown = [];
+let chosen = 0;
+
+const goTo = (url) => () => { location.href = url; };
+const jobsWith = (name, value) => `${base}/ui/jobs?${name}=${encodeURIComponent(value)}`;
+
+async function openPalette() {
+  if (!palette || palette.open) return;
+  const pages = all("a", $("#pages").content).map((a) => ({ text: a.textContent, hint: "page", run: goTo(a.getAttribute("href")) }));
+  const actions = all("main .head .action").map((form) => ({ text: $("button", form).textContent, hint: "on this page", run: () => form.requestSubmit() }));
+  const theme = { text: "Change between light and dark", hint: "command", run: toggleTheme };
+  entries = [...actions, ...pages, theme];
+  input.value = "";
+  palette.showModal();
+  showEntries();
+  const read = (path) => call("GET", base + path).catch(() => []);
+  const [kinds, queues] = await Promise.all([read("/kinds"), read("/queues")]);
+  for (const { name } of queues) entries.push({ text: name, hint: "queue", run: goTo(`${base}/ui/queues/${encodeURIComponent(name)}`) });
+  for (const { name } of kinds) entries.push({ text: name, hint: "kind", run: goTo(`${base}/ui/kinds/${encodeURIComponent(name)}`) });
+  showEntries();
+}
+
+let search = 0;
+async function showEntries() {
+  const text = input.value.trim().toLowerCase();
+  const current = ++search;
+  const matching = entries.filter((entry) => entry.text.toLowerCase().includes(text));
+  if (text) matching.push({ text: `Jobs whose error contains “${input.value.trim()}”`, hint: "search", run: goTo(jobsWith("error", input.value.trim())) });
+  render(matching);
+  if (!/^[0-9a-f-]{4,36}$|^[0-9a-f-]{8,31}\.\.[0-9a-f-]*$/.test(text)) return;
+  const found = await call("GET", `${base}/jobs/find?id=${encodeURIComponent(text)}`).catch(() => []);
+  if (current !== search || !found.length) return;
+  render([...found.map((job) => ({ text: `${job.kind} ${job.id}`, hint: job.status, run: goTo(`${base}/ui/jobs/${job.id}`) })), ...matching]);
+}
+
+function render(matching) {
+  shown = matching.slice(0, 14);
+  chosen = 0;
+  list.replaceChildren(...shown.map((entry, i) => {
+    const item = document.createElement("li");
+    item.id = `entry-${i}`;
+    item.setAttribute("role", "option");
+    const [text, hint] = [document.createElement("span"), document.createElement("span")];
+    text.textContent = entry.text;
+    hint.textContent = entry.hint;
+    hint.className = "faint";
+    item.append(text, hint);
+    item.onclick = () => runEntry(i);
+    return item;
+  }));
+  choose(0);
+}
+
+function choose(i) {
+  chosen = Math.max(0, Math.min(shown.length - 1, i));
+  for (const [j, item] of [...list.children].entries()) item.setAttribute("aria-selected", String(j === chosen));
+  list.children[chosen]?.scrollIntoView({ block: "nearest" });
+  input.setAttribute("aria-activedescendant", `entry-${chosen}`);
+}
+
+function runEntry(i) {
+  palette.close();
+  shown[i]?.run();
+}
+
+input?.addEventListener("input", showEntries);
+input?.addEventListener("keydown", (event) => {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (step) choose(chosen + step);
+  else if (event.key === "Enter") runEntry(chosen);
+  else return;
+  event.preventDefault();
+});
+
+// ---- keys and clicks ------------------------------------------------------
+
+const PAGES = { o: "", j: "/jobs", q: "/queues", f: "/flows", k: "/kinds", w: "/workers", c: "/cron", s: "/settings" };
+let wentAt = 0;
+
+document.addEventListener("keydown", (event) => {
+  if ((event.metaKey || event.ctrlKey) && event.key.toLowerCase() === "k") {
+    event.preventDefault();
+    openPalette();
+    return;
+  }
+  const isTyping = event.target.closest("input:not([type=checkbox]), textarea, select, dialog");
+  if (isTyping || event.metaKey || event.ctrlKey || event.altKey || !isLive) return;
+  const afterG = Date.now() - wentAt < 1200;
+  wentAt = 0;
+  if (afterG && event.key in PAGES) location.href = `${base}/ui${PAGES[event.key]}`;
+  else if (event.key === "g") wentAt = Date.now();
+  else if (event.key === "j") moveRow(1);
+  else if (event.key === "k") moveRow(-1);
+  else if (event.key === "x" && here) $('input[type="checkbox"]', here)?.click();
+  else if (event.key === "/") openPalette();
+  else if (event.key === "?") $("#keys").showModal();
+  else return;
+  event.preventDefault();
+});
+
+async function copy(button, text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Without HTTPS there is no clipboard; this older way still works.
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  button.classList.add("is-done");
+  toast("Copied.");
+  setTimeout(() => button.classList.remove("is-done"), 1500);
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button, a");
+  if (!button) return;
+  const has = (name) => button.hasAttribute(name);
+  if (has("data-copy")) copy(button, button.dataset.copy);
+  else if (has("data-copy-code")) copy(button, $("pre", button.closest(".panel")).textContent);
+  else if (has("data-theme-toggle")) toggleTheme();
+  else if (has("data-select-none")) select(false);
+  else if (has("data-select-matching")) {
+    select(true);
+    isAllMatching = true;
+    showSelection();
+  } else if (has("data-logout")) call("DELETE", `${base}/session`).then(logIn, (error) => toast(error.message, true));
+  else if (has("data-keys")) {
+    event.preventDefault();
+    $("#keys").showModal();
+  }
+});
+
+document.addEventListener("change", (event) => {
+  const field = event.target;
+  if (field.matches("[data-select-page]")) select(field.checked);
+  else if (field.matches('#jobs input[name="id"]')) showSelection();
+  else if (field.matches("[data-kind]")) {
+    // The form of another kind has its schema; what was typed is kept.
+    const payload = $('textarea[name="payload"]', field.form);
+    if (payload.value === payload.defaultValue) location.search = `?kind=${encodeURIComponent(field.value)}`;
+  }
+});
+
+$("#find")?.addEventListener("mousedown", (event) => {
+  event.preventDefault();
+  openPalette();
+});
+
+prepare(document);
+readClock();
+setInterval(tick, 1000);
+showSelection();
+watchOperation();
+if (!/Mac|iPhone|iPad/.test(navigator.platform)) for (const key of all(".find kbd")) key.textContent = "Ctrl K";

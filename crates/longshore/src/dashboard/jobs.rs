@@ -1,0 +1,462 @@
+//! The list of jobs: filters in the URL, pages by key, and actions on some or all of them.
+
+use axum::response::Response;
+use maud::{Markup, html};
+
+use super::job_filter::{FIELDS, JobFilter, KEYS};
+use super::layout::Section;
+use super::url::Params;
+use super::widgets::{self, dash, empty, heading, job_link, queue_link, snippet, time};
+use super::{Frame, View, format};
+use crate::api::problem::ApiResult;
+use crate::job::{JobRecord, Status};
+use crate::lifecycle::FAR_FUTURE;
+use crate::store::{Count, Page};
+
+/// The statuses in the order of the tabs.
+const TABS: [Status; 6] = [
+    Status::Queued,
+    Status::Running,
+    Status::Retrying,
+    Status::FailedPermanent,
+    Status::Succeeded,
+    Status::Cancelled,
+];
+
+/// What the page shows.
+struct Jobs {
+    filter: JobFilter,
+    page: Page,
+    counts: Vec<Count>,
+    kinds: Vec<String>,
+    queues: Vec<String>,
+}
+
+pub(super) async fn page(view: View) -> ApiResult<Response> {
+    let jobs = load(&view).await?;
+    Ok(view.respond(Section::Jobs, "Jobs", render(&view.frame, &jobs)))
+}
+
+async fn load(view: &View) -> ApiResult<Jobs> {
+    let filter = JobFilter::of(&view.frame);
+    if let Some(queue) = &filter.list.queue {
+        view.caller.may_use(queue)?;
+    }
+    let (page, counts) = tokio::try_join!(view.data.jobs(&filter.list), view.data.counts())?;
+    let covered = counts.iter().filter(|count| view.frame.rights.covers(&count.queue));
+    let counts: Vec<Count> = covered.cloned().collect();
+    let names = |name: fn(&Count) -> &String| {
+        let mut names: Vec<String> = counts.iter().map(|count| name(count).clone()).collect();
+        names.sort();
+        names.dedup();
+        names
+    };
+    let (kinds, queues) = (names(|count| &count.kind), names(|count| &count.queue));
+    Ok(Jobs { filter, page: (*page).clone(), counts, kinds, queues })
+}
+
+fn render(frame: &Frame, jobs: &Jobs) -> Markup {
+    let enqueue = html! {
+        @if frame.rights.enqueue { a .button .primary href=(frame.url("/ui/new")) { "Enqueue a job" } }
+    };
+    html! {
+        (heading("Jobs", "Newest first", enqueue))
+        (tabs(frame, jobs))
+        (filters(frame, jobs))
+        @for problem in &jobs.filter.problems { p .notice .is-warning { (problem) } }
+        (operation(frame))
+        @if jobs.page.jobs.is_empty() { (nothing(frame, jobs)) } @else { (table(frame, jobs)) }
+        (paging(frame, jobs))
+    }
+}
+
+// ---- filters ---------------------------------------------------------------
+
+/// How many jobs have a status and match the kind and the queue of the filter; whether it is an estimate.
+fn count(jobs: &Jobs, status: Option<Status>) -> (u64, bool) {
+    let list = &jobs.filter.list;
+    let matching = jobs.counts.iter().filter(|count| {
+        status.is_none_or(|status| count.status == status)
+            && list.kind.as_ref().is_none_or(|kind| count.kind == *kind)
+            && list.queue.as_ref().is_none_or(|queue| count.queue == *queue)
+    });
+    matching.fold((0, false), |(jobs, estimated), count| (jobs + count.jobs, estimated || count.estimated))
+}
+
+fn tabs(frame: &Frame, jobs: &Jobs) -> Markup {
+    let first_page = frame.params.without(&["cursor"]);
+    let selected = &jobs.filter.list.statuses;
+    let tab = |name: &str, status: Option<Status>, params: Params, is_current: bool| {
+        let (count, estimated) = count(jobs, status);
+        let class = status.map(|status| format!("is-{}", widgets::status_word(status))).unwrap_or_default();
+        let exact = format!("{}{}", if estimated { "about " } else { "" }, format::number(count));
+        html! {
+            a class=(class) href=(frame.here(&params)) aria-current=[is_current.then_some("true")] {
+                (name) " " span .count title=(exact) {
+                    @if estimated { "~" }
+                    (format::compact(count))
+                }
+            }
+        }
+    };
+    html! {
+        nav #tabs .tabs aria-label="Status" {
+            (tab("All", None, first_page.without(&["status"]), selected.is_empty()))
+            @for status in TABS {
+                (tab(widgets::status_word(status), Some(status), first_page.with("status", status.as_str()),
+                     selected.contains(&status)))
+            }
+        }
+    }
+}
+
+fn filters(frame: &Frame, jobs: &Jobs) -> Markup {
+    let value = |name: &str| frame.params.get(name).unwrap_or_default();
+    let (first, more) = FIELDS.split_at(2);
+    let is_open = more.iter().any(|(name, _)| frame.params.get(name).is_some());
+    let active = FIELDS.iter().chain(&KEYS).filter(|(name, _)| frame.params.get(name).is_some());
+    html! {
+        form #filters .filters role="search" aria-label="Filter jobs" action=(frame.url(&frame.path)) {
+            @if let Some(status) = frame.params.get("status") { input type="hidden" name="status" value=(status); }
+            @for (name, label) in first {
+                label { span { (label) }
+                    input name=(name) value=(value(name)) list=(format!("list-{name}")) placeholder="any" autocomplete="off";
+                }
+            }
+            label { span { "Error contains" }
+                input name="error" value=(value("error")) placeholder="any text" autocomplete="off";
+            }
+            details #more-filters open[is_open] {
+                summary { "More filters" }
+                div .fields {
+                    @for (name, label) in more.iter().filter(|(name, _)| *name != "error") {
+                        label { span { (label) @if is_time(name) { " (UTC)" } }
+                            input name=(name) value=(value(name)) type=(if is_time(name) { "datetime-local" } else { "text" })
+                                autocomplete="off";
+                        }
+                    }
+                }
+            }
+            button .button { "Filter" }
+            datalist #list-kind { @for kind in &jobs.kinds { option value=(kind) {} } }
+            datalist #list-queue { @for queue in &jobs.queues { option value=(queue) {} } }
+        }
+        p #chips .chips {
+            @for (name, label) in active {
+                a .chip href=(frame.here(&frame.params.without(&[name, "cursor"]))) title="Remove this filter" {
+                    (label) ": " b { (value(name)) } " ×"
+                }
+            }
+        }
+    }
+}
+
+fn is_time(name: &str) -> bool {
+    name.ends_with("_than") || name.starts_with("ended_")
+}
+
+// ---- the table -------------------------------------------------------------
+
+/// Jobs in a table that offers no selection.
+pub(super) fn rows(frame: &Frame, jobs: &[JobRecord]) -> Markup {
+    html! {
+        table .list .jobs {
+            (columns(false))
+            tbody { @for job in jobs { (row(frame, job, false)) } }
+        }
+    }
+}
+
+fn columns(can_act: bool) -> Markup {
+    html! {
+        thead { tr {
+            @if can_act {
+                th .select { input type="checkbox" data-select-page aria-label="Select all jobs on this page"; }
+            }
+            th .c-status { "Status" } th .c-kind { "Kind" } th .c-id { "Id" } th .c-queue { "Queue" }
+            th .c-number { "Attempts" } th .c-time { "Created" } th .c-when { "When" } th { "Note" }
+        } }
+    }
+}
+
+fn table(frame: &Frame, jobs: &Jobs) -> Markup {
+    let can_act = frame.rights.operate;
+    html! {
+        div .panel .flush {
+            table #jobs .list .jobs {
+                (columns(can_act))
+                tbody { @for job in &jobs.page.jobs { (row(frame, job, can_act)) } }
+            }
+        }
+        @if can_act { (bulk(frame, jobs)) }
+    }
+}
+
+fn row(frame: &Frame, job: &JobRecord, can_act: bool) -> Markup {
+    html! {
+        tr #(format!("job-{}", job.id)) data-row {
+            @if can_act {
+                td .select { input type="checkbox" name="id" value=(job.id) aria-label=(format!("Select job {}", job.id.short())); }
+            }
+            td .c-status { (widgets::status(job.status)) }
+            td .c-kind { a .strong data-open href=(frame.url(&format!("/ui/jobs/{}", job.id))) { (job.kind) } }
+            td .c-id { (job_link(job.id, frame)) }
+            td .c-queue {
+                (queue_link(&job.queue, frame))
+                @if let Some(group) = &job.group { span .faint { " / " (group) } }
+            }
+            td .c-number { (job.attempts) span .faint { " / " (job.max_attempts) } }
+            td .c-time { (time(job.created_at, frame)) }
+            td .c-when { (when(frame, job)) }
+            td .c-note title=[note_title(job)] { (note(job)) }
+        }
+    }
+}
+
+/// The time that matters for a status: since when it runs, when it is due, when it ended.
+fn when(frame: &Frame, job: &JobRecord) -> Markup {
+    match job.status {
+        Status::Running => match job.locked_at {
+            Some(at) => html! { "for " (widgets::since(at, frame)) },
+            None => dash(),
+        },
+        Status::Queued | Status::Retrying if job.run_at >= FAR_FUTURE => {
+            html! { span .faint { "waits for tasks" } }
+        }
+        Status::Queued | Status::Retrying => html! { "due " (time(job.run_at, frame)) },
+        _ => match job.finished_at {
+            Some(at) => html! { "ended " (time(at, frame)) },
+            None => dash(),
+        },
+    }
+}
+
+fn note_title(job: &JobRecord) -> Option<String> {
+    let error = job.last_error.as_deref().filter(|_| job.status != Status::Succeeded)?;
+    Some(format::shortened(error, 1000))
+}
+
+/// The newest error, or else the tags.
+fn note(job: &JobRecord) -> Markup {
+    let error = job.last_error.as_deref().filter(|_| job.status != Status::Succeeded);
+    html! {
+        @if job.cancel_requested && job.status == Status::Running { span .tag { "stopping" } " " }
+        @match error {
+            Some(error) => span .error { (format::shortened(error.lines().next().unwrap_or_default(), 160)) },
+            None => @for tag in &job.tags { span .tag { (tag) } " " },
+        }
+    }
+}
+
+/// The bar for actions on the selected jobs. The script shows it when something is selected.
+fn bulk(frame: &Frame, jobs: &Jobs) -> Markup {
+    let filter = jobs.filter.to_json(&frame.params);
+    let matching = (!jobs.filter.is_detailed()).then(|| {
+        let statuses = &jobs.filter.list.statuses;
+        match statuses.as_slice() {
+            [] => count(jobs, None).0,
+            statuses => statuses.iter().map(|status| count(jobs, Some(*status)).0).sum(),
+        }
+    });
+    // An operation needs a filter, so that nobody deletes everything by accident.
+    let can_match = filter.as_object().is_some_and(|filter| !filter.is_empty());
+    html! {
+        form #bulk .bulk hidden data-keep method="post" action=(frame.url("/operations")) data-filter=[can_match.then(|| filter.to_string())]
+            data-matching=[matching] aria-label="Actions on the selected jobs" {
+            p { b #bulk-count { "0 selected" }
+                @if can_match {
+                    " " button .link type="button" data-select-matching {
+                        "Select all matching" @if let Some(matching) = matching { " (" (format::number(matching)) ")" }
+                    }
+                }
+            }
+            div .buttons {
+                button .button name="action" value="retry" { "Retry" }
+                button .button name="action" value="cancel" { "Cancel" }
+                button .button .danger name="action" value="delete" { "Delete" }
+                button .button .quiet type="button" data-select-none { "Clear" }
+            }
+        }
+    }
+}
+
+/// The progress of an operation that was started here. The script reads it and fills this in.
+pub(super) fn operation(frame: &Frame) -> Markup {
+    html! {
+        @if let Some(id) = frame.params.get("operation") {
+            section #operation .panel .operation data-operation=(id) data-keep aria-label="Operation" hidden {
+                p { b data-operation-text {} " " span .faint data-operation-numbers {} }
+                progress data-operation-bar max="100" {}
+                div .buttons {
+                    button .button .small type="button" data-operation-stop hidden { "Stop" }
+                    button .button .small type="button" data-operation-resume hidden { "Continue" }
+                    a .button .small .quiet href=(frame.here(&frame.params.without(&["operation"]))) { "Dismiss" }
+                }
+            }
+        }
+    }
+}
+
+// ---- the end of the page ---------------------------------------------------
+
+fn nothing(frame: &Frame, jobs: &Jobs) -> Markup {
+    let is_filtered = frame.params.without(&["operation"]) != Params::default();
+    html! {
+        div #nothing {
+            @if jobs.page.next.is_some() {
+                (empty("No match so far", html! { p { "The search continues with older jobs." } }))
+            } @else if is_filtered {
+                (empty("No job matches", html! {
+                    p { "Remove a filter above, or " a href=(frame.url("/ui/jobs")) { "show all jobs" } "." }
+                }))
+            } @else {
+                (empty("No jobs yet", html! {
+                    p { "Enqueue the first one. It appears here at once:" }
+                    (snippet(&first_curl(frame)))
+                    p { "A worker runs it: " code { "longshore worker" } ", or your own program." }
+                }))
+            }
+        }
+    }
+}
+
+/// The request that enqueues a first job. The script replaces the host by that of the page.
+pub(super) fn first_curl(frame: &Frame) -> String {
+    format!(
+        "curl -X POST http://localhost:8080{}/jobs -H 'content-type: application/json' \\\n  \
+         -d '{{\"kind\": \"summarize_text\", \"payload\": {{\"text\": \"Ships come. Ships go.\"}}}}'",
+        frame.base
+    )
+}
+
+fn paging(frame: &Frame, jobs: &Jobs) -> Markup {
+    let page = &jobs.page;
+    let is_short = page.jobs.len() < jobs.filter.list.limit as usize;
+    let searched = page.next.filter(|_| is_short).and_then(|next| next.created_at());
+    html! {
+        nav #paging .paging aria-label="Pages" {
+            @if frame.params.get("cursor").is_some() {
+                a .button .small href=(frame.here(&frame.params.without(&["cursor"]))) { "Newest" }
+            }
+            @if let Some(next) = page.next {
+                a .button .small rel="next" href=(frame.here(&frame.params.with("cursor", next.to_string()))) {
+                    @if is_short { "Search on" } @else { "Older" }
+                }
+            }
+            @if let Some(at) = searched { span .faint { "Searched jobs created since " (time(at, frame)) "." } }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::value::RawValue;
+
+    use super::super::{HOSTILE, assert_escaped};
+    use super::*;
+    use crate::job::JobId;
+
+    /// A job in which every text is hostile.
+    pub(in super::super) fn hostile_job(status: Status) -> JobRecord {
+        let at = "2031-05-06T07:00:00Z".parse().unwrap();
+        let json = || RawValue::from_string(serde_json::to_string(HOSTILE).unwrap()).unwrap();
+        JobRecord {
+            id: "01990a2b-0000-7000-8000-0123456789ab".parse().unwrap(),
+            kind: HOSTILE.into(),
+            queue: HOSTILE.into(),
+            status,
+            priority: 0,
+            attempts: 1,
+            max_attempts: 3,
+            last_error: Some(HOSTILE.into()),
+            last_failed_at: Some(at),
+            payload: json(),
+            result: Some(json()),
+            run_at: at,
+            locked_at: Some(at),
+            locked_by: None,
+            locked_by_name: Some(HOSTILE.into()),
+            cancel_requested: false,
+            idempotency_key: Some(HOSTILE.into()),
+            unique_key: Some(HOSTILE.into()),
+            group: Some(HOSTILE.into()),
+            flow: None,
+            task: Some(HOSTILE.into()),
+            tags: vec![HOSTILE.into()],
+            flags: vec![HOSTILE.into()],
+            context: Some(HOSTILE.into()),
+            metadata: Some(json()),
+            progress: Some(json()),
+            timeout: None,
+            retry: None,
+            interruptions: 0,
+            lease_no: 1,
+            created_at: at,
+            updated_at: at,
+            started_at: Some(at),
+            finished_at: Some(at),
+            errors: Vec::new(),
+            errors_omitted: 0,
+        }
+    }
+
+    fn jobs(frame: &Frame, listed: Vec<JobRecord>) -> Jobs {
+        let next: Option<JobId> = Some("01990a2b-0000-7000-8000-0123456789ab".parse().unwrap());
+        Jobs {
+            filter: JobFilter::of(frame),
+            page: Page { jobs: listed, next, next_offset: 0 },
+            counts: vec![Count {
+                status: Status::Queued,
+                queue: HOSTILE.into(),
+                kind: HOSTILE.into(),
+                jobs: 12_345,
+                estimated: true,
+            }],
+            kinds: vec![HOSTILE.into()],
+            queues: vec![HOSTILE.into()],
+        }
+    }
+
+    #[test]
+    fn hostile_texts_of_jobs_and_urls_are_escaped() {
+        let mut frame = Frame::of_operator("/ui/jobs");
+        let names =
+            FIELDS.iter().chain(&KEYS).map(|(name, _)| *name).chain(["status", "operation", "cursor"]);
+        frame.params = Params::new(names.map(|name| (name.to_owned(), HOSTILE.to_owned())).collect());
+        for status in Status::ALL {
+            assert_escaped(&render(&frame, &jobs(&frame, vec![hostile_job(status)])));
+        }
+        assert_escaped(&render(&frame, &jobs(&frame, Vec::new())));
+    }
+
+    #[test]
+    fn a_reader_sees_no_checkboxes_and_no_buttons_for_actions() {
+        let frame = Frame::of_reader("/ui/jobs");
+        let page = render(&frame, &jobs(&frame, vec![hostile_job(Status::Queued)])).0;
+        assert!(!page.contains("type=\"checkbox\"") && !page.contains("/operations"), "{page}");
+        assert!(!page.contains("Enqueue a job"), "{page}");
+    }
+
+    #[test]
+    fn links_to_other_pages_and_statuses_keep_the_filters() {
+        let mut frame = Frame::of_operator("/ui/jobs");
+        frame.params = Params::new(vec![("queue".into(), "mail".into()), ("cursor".into(), "x".into())]);
+        let page = render(&frame, &jobs(&frame, vec![hostile_job(Status::Queued)])).0;
+        assert!(page.contains("href=\"/q/ui/jobs?queue=mail&amp;status=running\""), "{page}");
+        assert!(
+            page.contains("href=\"/q/ui/jobs?queue=mail&amp;cursor=01990a2b-0000-7000-8000-0123456789ab\""),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn all_jobs_cannot_be_selected_without_a_filter() {
+        let mut frame = Frame::of_operator("/ui/jobs");
+        let page = render(&frame, &jobs(&frame, vec![hostile_job(Status::Queued)])).0;
+        assert!(!page.contains("data-select-matching"), "{page}");
+        frame.params = Params::new(vec![("status".into(), "queued".into())]);
+        let page = render(&frame, &jobs(&frame, vec![hostile_job(Status::Queued)])).0;
+        assert!(page.contains("data-filter=\"{&quot;status&quot;:[&quot;queued&quot;]}\""), "{page}");
+        assert!(page.contains("Select all matching (12,345)"), "{page}");
+    }
+}

@@ -1,0 +1,82 @@
+//! The search box without the script, and the list of shortcuts. With the script, `/` and ⌘K open a palette.
+
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use maud::{Markup, html};
+
+use super::layout::Section;
+use super::url::{Params, encoded};
+use super::widgets::heading;
+use super::{Frame, View};
+use crate::api::problem::ApiResult;
+use crate::id_pattern::IdPattern;
+use crate::store::Glance;
+
+/// Opens what the text means: a job, a queue, a kind, or else the jobs whose error contains it.
+pub(super) async fn page(view: View) -> ApiResult<Response> {
+    let text = view.frame.params.get("q").unwrap_or_default();
+    let location = find(&view, text).await?;
+    Ok((StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response())
+}
+
+async fn find(view: &View, text: &str) -> ApiResult<String> {
+    let frame = &view.frame;
+    if let Ok(pattern) = text.parse::<IdPattern>() {
+        let found = view.data.find(&pattern).await?;
+        let visible: Vec<&Glance> = found.iter().filter(|job| frame.rights.covers(&job.queue)).collect();
+        match visible.as_slice() {
+            [] => {}
+            [job] => return Ok(frame.url(&format!("/ui/jobs/{}", job.id))),
+            _ => return Ok(jobs(frame, "id", text)),
+        }
+    }
+    let queues = view.data.queues().await?;
+    if queues.iter().any(|queue| queue.name == text && frame.rights.covers(text)) {
+        return Ok(frame.url(&format!("/ui/queues/{}", encoded(text))));
+    }
+    let counts = view.data.counts().await?;
+    let is_kind = counts.iter().any(|count| count.kind == text)
+        || view.data.kinds().await?.iter().any(|kind| kind.name == text);
+    Ok(match text {
+        "" => frame.url("/ui/jobs"),
+        text if is_kind => jobs(frame, "kind", text),
+        text => jobs(frame, "error", text),
+    })
+}
+
+fn jobs(frame: &Frame, name: &str, value: &str) -> String {
+    Params::default().with(name, value).url(&frame.url("/ui/jobs"))
+}
+
+pub(super) async fn keys(view: View) -> ApiResult<Response> {
+    let content =
+        html! { (heading("Keyboard shortcuts", "", html! {})) div .panel .panel-body { (key_table()) } };
+    Ok(view.respond(Section::Other, "Keyboard shortcuts", content))
+}
+
+/// The shortcuts.
+pub(super) fn key_table() -> Markup {
+    let keys: [(&[&str], &str); 12] = [
+        (&["/"], "Search"),
+        (&["⌘ K", "Ctrl K"], "Search and commands"),
+        (&["j", "k"], "Next and previous row"),
+        (&["↵"], "Open the row"),
+        (&["x"], "Select the row"),
+        (&["g o"], "Overview"),
+        (&["g j"], "Jobs"),
+        (&["g q"], "Queues"),
+        (&["g f"], "Flows"),
+        (&["g w"], "Workers"),
+        (&["g c"], "Cron"),
+        (&["?"], "This list"),
+    ];
+    html! {
+        h2 #keys-title { "Keyboard shortcuts" }
+        dl .keys {
+            @for (keys, meaning) in keys {
+                dt { @for (i, key) in keys.iter().enumerate() { @if i > 0 { " or " } kbd { (key) } } }
+                dd { (meaning) }
+            }
+        }
+    }
+}
