@@ -37,7 +37,7 @@ pub(crate) use flows::{FlowList, Flows};
 pub(crate) use jobs::{Edit, Jobs, List, PageArgs};
 pub(crate) use operate::{GroupSettings, Groups, Kinds, PutKind, Queues, Stats, Sweep, Workers};
 pub(crate) use operations::{OperationList, Operations};
-pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
+pub(crate) use serve::{Auth, Dev, Listen, Public, Redaction, Serve};
 pub(crate) use target::{Target, TargetArgs};
 pub(crate) use tokens::{CreateToken, Tokens};
 pub(crate) use worker::{LogFormat, Logging, MetricsPort, Work, Worker};

@@ -141,6 +141,35 @@ pub(crate) struct Listen {
     #[arg(long, value_name = "N|none", default_value = "none", value_parser = limit,
           env = "LONGSHORE_QUEUE_DEPTH_LIMIT")]
     pub(crate) queue_depth_limit: Limit,
+
+    /// Show no payloads and results on the dashboard
+    #[arg(long, env = "LONGSHORE_HIDE_PAYLOADS", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) hide_payloads: bool,
+
+    /// Values that the dashboard hides, like `send_email:password` or `pay:cards.*.number`; may be repeated
+    #[arg(long, value_name = "KIND:PATH", value_delimiter = ',', value_parser = redaction,
+          env = "LONGSHORE_REDACT")]
+    pub(crate) redact: Vec<Redaction>,
+
+    /// The path under which browsers see the server, if a proxy removes it, like /queue
+    #[arg(long, value_name = "PATH", env = "LONGSHORE_BASE_PATH")]
+    pub(crate) base_path: Option<String>,
+}
+
+/// A value of the payloads of a kind that the dashboard hides.
+#[derive(Clone, Debug)]
+pub(crate) struct Redaction {
+    pub(crate) kind: String,
+    pub(crate) path: String,
+}
+
+fn redaction(text: &str) -> Result<Redaction, String> {
+    match text.rsplit_once(':') {
+        Some((kind, path)) if !kind.is_empty() && !path.is_empty() => {
+            Ok(Redaction { kind: kind.to_owned(), path: path.to_owned() })
+        }
+        _ => Err("write the kind, a colon and the path of the value, like send_email:password".into()),
+    }
 }
 
 /// Parses `9000`, `:9000`, `localhost:9000` or an IP address with a port. Without an address it is

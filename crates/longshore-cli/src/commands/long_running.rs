@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tracing::Level;
 
 use super::telemetry::{self, JobLines, by_flag};
-use crate::args::{self, Auth, Listen};
+use crate::args::{self, Auth, Listen, Redaction};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Out, quote};
 use crate::traces::Traces;
@@ -134,6 +134,7 @@ fn greet(listener: &TcpListener, folder: &Path, database: &str, out: &Out) -> Re
     let job = r#"{"kind":"summarize_text","payload":{"text":"Ships bring goods. Longshoremen unload ships. Nothing is lost.","max_words":5}}"#;
     let lines = [
         format!("Longshore is listening on http://{address}"),
+        format!("  dashboard http://{address}/ui"),
         format!("  API       http://{address}/docs"),
         format!("  data      {}", folder.display()),
         format!("  database  {database}"),
@@ -178,6 +179,31 @@ pub(super) async fn serve(client: Client, args: args::Serve, traces: Option<&Tra
         out.line(format_args!("listening on http://{address}"));
     }
     run_server(client, worker, listener, &args.listen, sweep).await
+}
+
+/// The dashboard, which also shows the settings of the server.
+fn dashboard(listen: &Listen) -> Dashboard {
+    let limit = |limit: Option<u32>| limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+    let list = |items: &[String]| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
+    let mut dashboard = Dashboard::new().configuration([
+        ("bind", listen.bind.to_string()),
+        ("host", list(&listen.hosts)),
+        ("allow-unknown-kinds", listen.allow_unknown_kinds.to_string()),
+        ("request-timeout", format!("{:?}", listen.request_timeout)),
+        ("max-connections", listen.max_connections.to_string()),
+        ("rate-limit", limit(listen.rate_limit.0)),
+        ("queue-depth-limit", limit(listen.queue_depth_limit.0)),
+    ]);
+    for Redaction { kind, path } in &listen.redact {
+        dashboard = dashboard.redact(kind, [path]);
+    }
+    if listen.hide_payloads {
+        dashboard = dashboard.hide_payloads();
+    }
+    match &listen.base_path {
+        Some(base) => dashboard.base_path(base),
+        None => dashboard,
+    }
 }
 
 /// The defaults of `POST /sweep`: those of the server's own sweeper.
@@ -225,7 +251,7 @@ async fn run_server(
             ..BodyLimits::default()
         })
         .metrics(metrics)
-        .dashboard(Dashboard::new());
+        .dashboard(dashboard(listen));
     for public in &listen.public {
         api = api.public(match public {
             args::Public::Metrics => api::Public::Metrics,

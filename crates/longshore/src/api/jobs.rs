@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::enqueue::{check_size, parse_when};
-use super::extract::{Body, JobIdPath, Query, clamped, nullable, refuse_nul};
+use super::extract::{Body, JobIdPath, OptionalBody, Query, clamped, nullable, refuse_nul};
 use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{JobSchema, StatusSchema};
 use crate::client::Cancelled;
@@ -311,17 +311,22 @@ pub(super) async fn cancel(
 
 /// Runs a finished job again with a fresh attempt budget, or a waiting one now.
 ///
-/// A running job is refused with 409.
+/// With a body, the job is also changed: no attempt starts between the retry and the change. A running job
+/// is refused with 409.
 #[utoipa::path(
     post,
     path = "/jobs/{id}/retry",
     operation_id = "retry_job",
     tag = "jobs",
     params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
+    request_body(content = Option<EditRequest>, example = json!({ "priority": 10 })),
     responses(
         (status = 200, description = "The job after the change.", body = JobSchema),
         (status = 404, description = "There is no such job.", body = ProblemBody),
         (status = 409, description = "The job is running, or another job has its unique key.",
+         body = ProblemBody),
+        (status = 413, description = "The body or the payload is too large.", body = ProblemBody),
+        (status = 422, description = "A value is out of range, or the schema of the kind does not allow the payload.",
          body = ProblemBody),
     ),
 )]
@@ -329,14 +334,18 @@ pub(super) async fn retry(
     State(server): State<Server>,
     caller: Caller,
     JobIdPath(id): JobIdPath,
+    OptionalBody(body): OptionalBody<EditRequest>,
 ) -> ApiResult<Json<JobRecord>> {
     check_access(&server, &caller, id).await?;
-    server.client.retry(id).await?;
+    match body.into_edit()? {
+        Some(edit) => server.client.retry_with(id, edit).await?,
+        None => server.client.retry(id).await?,
+    }
     Ok(Json(server.client.get(id).await?))
 }
 
-/// Changes to a waiting job. Absent fields stay as they are.
-#[derive(Debug, Deserialize, ToSchema)]
+/// Changes to a job. Absent fields stay as they are.
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EditRequest {
     #[schema(minimum = -32768, maximum = 32767)]
@@ -348,6 +357,28 @@ pub(super) struct EditRequest {
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
+}
+
+impl EditRequest {
+    /// The changes; `None` if there are none.
+    fn into_edit(self) -> ApiResult<Option<Edit>> {
+        let when = parse_when(self.run_at, self.delay_seconds)?;
+        if self.priority.is_none() && when.is_none() && self.payload.is_none() {
+            return Ok(None);
+        }
+        let mut edit = Edit::default();
+        if let Some(priority) = self.priority {
+            edit = edit.priority(priority);
+        }
+        if let Some(when) = when {
+            edit = edit.when(when);
+        }
+        if let Some(payload) = self.payload {
+            check_size(&payload)?;
+            edit = edit.payload(payload.get());
+        }
+        Ok(Some(edit))
+    }
 }
 
 /// Edits a waiting job.
@@ -376,20 +407,9 @@ pub(super) async fn edit(
     JobIdPath(id): JobIdPath,
     Body(body): Body<EditRequest>,
 ) -> ApiResult<Json<JobRecord>> {
-    let mut edit = Edit::default();
-    if let Some(priority) = body.priority {
-        edit = edit.priority(priority);
-    }
-    if let Some(when) = parse_when(body.run_at, body.delay_seconds)? {
-        edit = edit.when(when);
-    }
     let job = server.client.get(id).await?;
     caller.may_access(&job.queue)?;
-    if let Some(payload) = body.payload {
-        check_size(&payload)?;
-        edit = edit.payload(payload.get());
-    }
-    server.client.edit(id, edit).await?;
+    server.client.edit(id, body.into_edit()?.unwrap_or_default()).await?;
     Ok(Json(server.client.get(id).await?))
 }
 

@@ -61,6 +61,7 @@ mod steps;
 #[cfg(feature = "swagger")]
 mod swagger;
 mod token_lookup;
+mod tokens;
 mod url_parameters;
 mod write_timeout;
 
@@ -320,7 +321,10 @@ impl Api {
                     routes!(cron::run),
                 ],
             )
-            .scoped(Scope::Admin, [routes!(kinds::put), routes!(kinds::remove)])
+            .scoped(
+                Scope::Admin,
+                [routes!(kinds::put), routes!(kinds::remove), routes!(tokens::list), routes!(tokens::revoke)],
+            )
             .scoped(
                 Scope::Work,
                 [

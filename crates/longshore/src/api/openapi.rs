@@ -38,6 +38,7 @@ use super::route_table::{TOKEN, operations};
         (name = "leases", description = "Workers in any language: lease, renew and settle jobs."),
         (name = "workers", description = "List workers, and recover the jobs of dead ones."),
         (name = "sessions", description = "Logins of browsers: a cookie in place of a token."),
+        (name = "tokens", description = "List and revoke tokens."),
         (name = "monitoring", description = "Health, metrics, statistics and live events."),
         (name = "documentation", description = "This document, and pages to read and try the API."),
     ),

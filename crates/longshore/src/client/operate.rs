@@ -59,19 +59,46 @@ impl Client {
         Ok(())
     }
 
+    /// As [`retry`](Client::retry), with changes: no attempt starts between the retry and the changes.
+    ///
+    /// ```
+    /// # use longshore::{Client, Edit, NewJob};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// let job = client.enqueue(NewJob::new("greet", "Ada")).await?;
+    /// client.cancel(job.id).await?;
+    /// client.retry_with(job.id, Edit::default().payload(r#""Grace""#)).await?;
+    /// assert_eq!(client.get(job.id).await?.payload.get(), r#""Grace""#);
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn retry_with(&self, id: JobId, edit: Edit) -> Result<()> {
+        let edit = self.checked(id, edit).await?;
+        self.command(id, &Command::RetryWith(edit)).await?;
+        self.notify_queues_of(&[id]).await;
+        Ok(())
+    }
+
     /// Changes a waiting job. A concurrent claim gets either the old or the new version,
     /// never a mixture.
     pub async fn edit(&self, id: JobId, edit: Edit) -> Result<()> {
+        let edit = self.checked(id, edit).await?;
+        // A higher priority or an earlier time may let the job start now.
+        self.command(id, &Command::Edit(edit)).await?;
+        self.notify_queues_of(&[id]).await;
+        Ok(())
+    }
+
+    /// Checks an edit, and its payload against the schema of the job's kind.
+    async fn checked(&self, id: JobId, edit: Edit) -> Result<ValidEdit> {
         let edit = edit.validate()?;
         if let Some(payload) = &edit.payload {
             for job in self.store.glance(0, &[id]).await? {
                 self.check_job(&job.kind, payload).await?;
             }
         }
-        // A higher priority or an earlier time may let the job start now.
-        self.command(id, &Command::Edit(edit)).await?;
-        self.notify_queues_of(&[id]).await;
-        Ok(())
+        Ok(edit)
     }
 
     /// Deletes a finished job and its history.
@@ -158,7 +185,10 @@ impl Client {
                     if let (State::Running(running), Operation::RequestCancel) = (&state, &operation) {
                         self.notifier.notify_cancel(running.worker);
                     }
-                    if matches!(operation, Operation::Cancel { .. } | Operation::Reopen) {
+                    if matches!(
+                        operation,
+                        Operation::Cancel { .. } | Operation::Reopen | Operation::ReopenWith(_)
+                    ) {
                         // The job may be a member of a flow.
                         self.advance_soon();
                     }
@@ -337,6 +367,7 @@ fn check_group_limit(limit: Option<u32>) -> Result<Option<u32>> {
 pub(super) enum Command {
     Cancel,
     Retry,
+    RetryWith(ValidEdit),
     Redrive,
     Edit(ValidEdit),
     Delete,
@@ -346,7 +377,7 @@ impl Command {
     fn event(&self) -> Event {
         match self {
             Command::Cancel => Event::Cancel,
-            Command::Retry => Event::Retry,
+            Command::Retry | Command::RetryWith(_) => Event::Retry,
             Command::Redrive => Event::Redrive,
             Command::Edit(_) => Event::Edit,
             Command::Delete => Event::Delete,
@@ -357,7 +388,11 @@ impl Command {
         Ok(match (lifecycle::next(state, self.event())?, self) {
             (Transition::Finish(finish), _) => Operation::Cancel { attempts: finish.attempts },
             (Transition::RequestCancel, _) => Operation::RequestCancel,
+            (Transition::Reopen, Command::RetryWith(edit)) => Operation::ReopenWith(edit.clone()),
             (Transition::Reopen, _) => Operation::Reopen,
+            (Transition::RunNow, Command::RetryWith(edit)) => {
+                Operation::Rewrite(ValidEdit { when: edit.when.or(Some(When::NOW)), ..edit.clone() })
+            }
             (Transition::RunNow, _) => Operation::RunNow,
             (Transition::Rewrite, Command::Edit(edit)) => Operation::Rewrite(edit.clone()),
             (Transition::Remove, _) => Operation::Remove,

@@ -65,7 +65,7 @@ impl Chart<'_> {
                 }
                 div .plot {
                     div .y aria-hidden="true" { @for label in &labels { span { (label) } } }
-                    svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) preserveAspectRatio="none" role="img"
+                    svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) preserveAspectRatio="none" role="group"
                         aria-label=(format!("{}; the data is in the table below", self.title)) {
                         path .grid d=(format!("M0 .5H{WIDTH}M0 {0}H{WIDTH}M0 {1}H{WIDTH}", HEIGHT / 2.0, HEIGHT - 0.5)) {}
                         @match self.look {

@@ -36,7 +36,7 @@ fn render(frame: &Frame, schedules: &[Schedule]) -> Markup {
             }))
         } @else {
             div .panel .flush { table #cron .list {
-                thead { tr { th { "Schedule" } th { "When" } th { "Job" } th .c-time { "Next" } th .c-time { "Last" } th .c-actions { "" } } }
+                thead { tr { th { "Schedule" } th { "When" } th { "Job" } th .c-time { "Next" } th .c-time { "Last" } th .c-actions { span .unseen { "Actions" } } } }
                 tbody { @for schedule in schedules { (row(frame, schedule)) } }
             } }
         }

@@ -46,7 +46,7 @@ pub(super) fn render(frame: &Frame, tasks: &[TaskRecord]) -> Markup {
     html! {
         section .panel {
             div .panel-head { h2 { "Graph" } @if is_large { span .faint { "tasks with the same name are one box" } } }
-            div .graph tabindex="0" role="group" aria-label="Graph; the table below has the same data" { (draw(frame, &nodes)) }
+            div .graph tabindex="0" role="region" aria-label="Graph; the table below has the same data" { (draw(frame, &nodes)) }
         }
     }
 }
@@ -132,7 +132,7 @@ fn draw(frame: &Frame, nodes: &[Node<'_>]) -> Markup {
     let layers = nodes.iter().map(|node| node.layer + 1).max().unwrap_or(0);
     let (width, height) = (layers * (BOX.0 + GAP.0) - GAP.0 + 2, widest(nodes) * (BOX.1 + GAP.1) - GAP.1 + 2);
     html! {
-        svg width=(width) height=(height) viewBox=(format!("0 0 {width} {height}")) role="img" aria-label="The graph of the flow" {
+        svg width=(width) height=(height) viewBox=(format!("0 0 {width} {height}")) {
             @for node in nodes { @for parent in &node.after { (edge(&nodes[*parent], node)) } }
             @for node in nodes { (draw_box(frame, node)) }
         }

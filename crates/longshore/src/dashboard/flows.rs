@@ -78,7 +78,7 @@ fn render(frame: &Frame, filter: &FlowFilter, flows: &[FlowRecord]) -> Markup {
                 tbody { @for flow in flows { (row(frame, flow)) } }
             } }
         }
-        nav #paging .paging aria-label="Pages" {
+        nav #paging .paging aria-label="Older and newer" {
             @if filter.before.is_some() { a .button .small href=(frame.here(&frame.params.without(&["cursor"]))) { "Newest" } }
             @if let Some(last) = next { a .button .small rel="next" href=(frame.here(&frame.params.with("cursor", last.id.to_string()))) { "Older" } }
         }

@@ -146,9 +146,10 @@ fn editor(frame: &Frame, job: &JobRecord) -> Markup {
         }
     };
     html! {
-        section #edit .panel tabindex="-1" {
-            div .panel-head { h2 { (edit_label(job)) } }
-            div .panel-body { (action.look(Look::Primary).fields(fields)) }
+        // A link to `#edit` opens it.
+        details #editor .panel {
+            summary .panel-head { h2 { (edit_label(job)) } }
+            div #edit .panel-body tabindex="-1" { (action.look(Look::Primary).fields(fields)) }
         }
     }
 }

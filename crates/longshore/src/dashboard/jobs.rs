@@ -334,7 +334,7 @@ fn paging(frame: &Frame, jobs: &Jobs) -> Markup {
     let is_short = page.jobs.len() < jobs.filter.list.limit as usize;
     let searched = page.next.filter(|_| is_short).and_then(|next| next.created_at());
     html! {
-        nav #paging .paging aria-label="Pages" {
+        nav #paging .paging aria-label="Older and newer" {
             @if frame.params.get("cursor").is_some() {
                 a .button .small href=(frame.here(&frame.params.without(&["cursor"]))) { "Newest" }
             }

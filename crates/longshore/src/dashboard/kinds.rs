@@ -145,7 +145,7 @@ fn render(frame: &Frame, range: Range, rows: &[KindRow]) -> Markup {
             }))
         } @else {
             div .panel .flush { table #kinds .list {
-                thead { tr { th { "Kind" } @for sorted in SORTED { (column(sorted)) } th .c-number { "Workers" } th .c-status { "Schema" } th .c-actions { "" } } }
+                thead { tr { th { "Kind" } @for sorted in SORTED { (column(sorted)) } th .c-number { "Workers" } th .c-status { "Schema" } th .c-actions { span .unseen { "Actions" } } } }
                 tbody { @for row in sorted { (table_row(frame, row)) } }
             } }
         }

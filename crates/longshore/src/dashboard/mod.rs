@@ -92,6 +92,7 @@ pub struct Dashboard {
     base: Option<String>,
     redacted: BTreeMap<String, Vec<json::Path>>,
     hides_payloads: bool,
+    configuration: Vec<(String, String)>,
 }
 
 impl Dashboard {
@@ -119,6 +120,15 @@ impl Dashboard {
     /// This concerns the pages only. The API still returns them to everybody who may read jobs.
     pub fn hide_payloads(mut self) -> Self {
         self.hides_payloads = true;
+        self
+    }
+
+    /// Adds settings of the program to the page Settings. They must contain no secrets.
+    pub fn configuration<N: Into<String>, V: Into<String>>(
+        mut self,
+        settings: impl IntoIterator<Item = (N, V)>,
+    ) -> Self {
+        self.configuration.extend(settings.into_iter().map(|(name, value)| (name.into(), value.into())));
         self
     }
 

@@ -97,7 +97,7 @@ fn render(frame: &Frame, rows: &[QueueRow]) -> Markup {
                 thead { tr {
                     th { "Queue" } th .c-number { "Waiting" } th .c-number { "Running" } th .c-number { "Retrying" }
                     th .c-number { "Failed" } th .c-number { "Per second" } th .c-number { "Oldest due" }
-                    th .c-number { "95 % run within" } th .c-number { "Workers" } th { "Limit" } th .c-actions { "" }
+                    th .c-number { "95 % run within" } th .c-number { "Workers" } th { "Limit" } th .c-actions { span .unseen { "Actions" } }
                 } }
                 tbody { @for row in rows { (table_row(frame, row)) } }
             } }
@@ -280,11 +280,11 @@ fn groups(frame: &Frame, one: &OneQueue) -> Markup {
             div .panel-head { h2 { "Groups" } span .faint { (one.groups.len()) @if next.is_some() { "+" } } }
             table #groups .list {
                 thead { tr { th { "Group" } th .c-number { "Waiting" } th .c-number { "Running" } th { "Limit" }
-                    th .c-number { "Weight" } th .c-actions { "" } } }
+                    th .c-number { "Weight" } th .c-actions { span .unseen { "Actions" } } } }
                 tbody { @for group in &one.groups { (group_row(frame, queue, group)) } }
             }
         }
-        @if let Some(next) = next { nav .paging { a .button .small href=(next) { "More groups" } } }
+        @if let Some(next) = next { nav .paging aria-label="More groups" { a .button .small href=(next) { "More groups" } } }
     }
 }
 

@@ -43,7 +43,7 @@ fn render(frame: &Frame, settings: &Settings) -> Markup {
         (heading("Settings", "", html! {}))
         div .columns {
             div { (tokens(frame, settings)) }
-            aside aria-label="Server" { (database(settings)) (server(frame, settings)) }
+            aside aria-label="Server" { (database(settings)) (server(frame, settings)) (configuration(frame)) }
         }
     }
 }
@@ -58,11 +58,11 @@ fn tokens(frame: &Frame, settings: &Settings) -> Markup {
             @if tokens.is_empty() {
                 (empty("No tokens", html! {
                     p { "A token lets a program or a person use the API. Its secret is shown once:" }
-                    (snippet("longshore tokens create --name shop --scope enqueue"))
+                    (snippet("longshore tokens create shop --scope enqueue"))
                 }))
             } @else {
                 table #tokens .list {
-                    thead { tr { th { "Token" } th { "Scopes" } th { "Queues" } th .c-time { "Created" } th .c-time { "Expires" } th .c-status { "State" } th .c-actions { "" } } }
+                    thead { tr { th { "Token" } th { "Scopes" } th { "Queues" } th .c-time { "Created" } th .c-time { "Expires" } th .c-status { "State" } th .c-actions { span .unseen { "Actions" } } } }
                     tbody { @for token in tokens.iter() { (token_row(frame, token)) } }
                 }
             }
@@ -134,6 +134,19 @@ fn server(frame: &Frame, settings: &Settings) -> Markup {
                 dt { "Redacted" } dd { @if redacted.is_empty() { (dash()) } @else { @for kind in redacted { span .tag { (kind) } " " } } }
                 dt { "API" } dd { a .quiet href=(frame.url("/api-docs/openapi.json")) { "OpenAPI document" } }
                 dt { "Numbers" } dd { a .quiet href=(frame.url("/stats")) { "as JSON" } }
+            }
+        }
+    }
+}
+
+/// The settings that the program has passed.
+fn configuration(frame: &Frame) -> Markup {
+    let settings = &frame.dashboard.configuration;
+    html! {
+        @if !settings.is_empty() {
+            section .panel {
+                div .panel-head { h2 { "Configuration" } }
+                dl .facts .wide { @for (name, value) in settings { dt { (name) } dd { (value) } } }
             }
         }
     }

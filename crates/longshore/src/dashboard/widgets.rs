@@ -212,7 +212,7 @@ pub(super) fn segments<'a>(label: &str, links: impl Iterator<Item = (&'a str, St
 
 /// A number with a name.
 pub(super) fn figure(name: &str, value: impl Render, note: impl Render) -> Markup {
-    html! { div .figure { dt { (name) } dd { (value) } p .faint { (note) } } }
+    html! { div .figure { dt { (name) } dd { (value) } dd .faint { (note) } } }
 }
 
 /// JSON or another long text, with a button to copy it.

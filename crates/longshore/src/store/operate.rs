@@ -16,6 +16,8 @@ pub enum Operation {
     RequestCancel,
     /// A finished job returns to the queue with a fresh attempt budget.
     Reopen,
+    /// As `Reopen`, and its request is edited in the same transaction.
+    ReopenWith(ValidEdit),
     /// A waiting job becomes due now.
     RunNow,
     /// A waiting job's request is edited.

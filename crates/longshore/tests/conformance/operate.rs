@@ -15,6 +15,8 @@ cases! {
     a_retried_waiting_job_is_due_now_and_keeps_its_attempts,
     a_retried_due_job_keeps_its_position,
     a_running_job_cannot_be_retried,
+    a_retry_with_changes_starts_only_with_the_changes,
+    a_refused_retry_with_changes_changes_nothing,
     only_dead_letters_can_be_redriven,
     dead_letters_are_listed_oldest_first_and_filtered,
     many_dead_letters_are_redriven_by_filter,
@@ -112,6 +114,42 @@ async fn a_running_job_cannot_be_retried(fixture: Fixture) {
 }
 
 // ---- redrive -----------------------------------------------------------------
+
+async fn a_retry_with_changes_starts_only_with_the_changes(fixture: Fixture) {
+    let changes = || Edit::default().payload(r#"{"fixed":true}"#).priority(7);
+    for outcome in Outcome::ALL {
+        let id = fixture.ended(job("mail").max_attempts(1), outcome).await;
+        fixture.client().retry_with(id, changes()).await.expect("retry");
+        let waiting = fixture.job(id).await;
+        assert_eq!(
+            (waiting.status, waiting.attempts, waiting.priority),
+            (Status::Queued, 0, 7),
+            "{outcome:?}"
+        );
+        let worker = fixture.worker().await;
+        let claimed = fixture.claim_one(worker).await;
+        assert_eq!((claimed.payload(), claimed.attempt()), (r#"{"fixed":true}"#, 1), "{outcome:?}");
+        fixture.must_finish(&claimed, done()).await;
+    }
+    let waiting = fixture.add(job("mail").delay(DAY)).await;
+    fixture.client().retry_with(waiting, changes()).await.expect("retry");
+    let due = fixture.job(waiting).await;
+    assert_eq!((due.run_at, due.payload.get()), (fixture.now().await, r#"{"fixed":true}"#));
+}
+
+async fn a_refused_retry_with_changes_changes_nothing(fixture: Fixture) {
+    let keyed = || job("mail").unique_key("customer-25", UniqueMode::Dedupe);
+    let ended = fixture.ended(keyed(), Outcome::FailedPermanent).await;
+    fixture.add(keyed()).await;
+    let changes = || Edit::default().priority(7);
+    let before = snapshot(&fixture.job(ended).await);
+    let error = fixture.client().retry_with(ended, changes()).await.expect_err("the key is taken");
+    assert_conflict(&error, "cancel that job");
+    assert_eq!(snapshot(&fixture.job(ended).await), before);
+    let running = fixture.running(job("other")).await.lease().id;
+    let error = fixture.client().retry_with(running, changes()).await.expect_err("it is running");
+    assert!(error.is_conflict(), "{error:?}");
+}
 
 async fn only_dead_letters_can_be_redriven(fixture: Fixture) {
     let dead = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
@@ -345,7 +383,8 @@ async fn an_operation_decided_on_an_outdated_state_changes_nothing(fixture: Fixt
     fixture.cancel(id).await.expect("cancel");
     let finished = fixture.state(id).await;
     fixture.retry(id).await.expect("retry");
-    assert_moved(&finished, vec![Operation::Reopen, Operation::Remove]).await;
+    let with_edit = Operation::ReopenWith(Edit::default().priority(8).validate().expect("valid"));
+    assert_moved(&finished, vec![Operation::Reopen, with_edit, Operation::Remove]).await;
 }
 
 /// The job ran in between and waits again as before. Only its lease number differs.

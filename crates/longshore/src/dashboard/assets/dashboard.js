@@ -79,12 +79,15 @@ function patch(live, next) {
   patchChildren(live, next);
 }
 
+// Not `node.id`: in a form, that is the field with the name `id`.
+const idOf = (node) => node.getAttribute?.("id") ?? "";
+
 function patchChildren(live, next) {
-  const wanted = new Set(all(":scope > [id]", next).map((child) => child.id));
-  const known = new Map(all(":scope > [id]", live).map((child) => [child.id, child]));
+  const wanted = new Set(all(":scope > [id]", next).map(idOf));
+  const known = new Map(all(":scope > [id]", live).map((child) => [idOf(child), child]));
   let cursor = live.firstChild;
   const dropGone = () => {
-    while (cursor && cursor.id && !wanted.has(cursor.id)) {
+    while (cursor && idOf(cursor) && !wanted.has(idOf(cursor))) {
       const gone = cursor;
       cursor = cursor.nextSibling;
       gone.remove();
@@ -92,8 +95,8 @@ function patchChildren(live, next) {
   };
   for (const child of [...next.childNodes]) {
     dropGone();
-    const isAlike = cursor && cursor.nodeName === child.nodeName && (cursor.id || "") === (child.id || "");
-    const match = child.id ? known.get(child.id) : isAlike ? cursor : null;
+    const isAlike = cursor && cursor.nodeName === child.nodeName && idOf(cursor) === idOf(child);
+    const match = idOf(child) ? known.get(idOf(child)) : isAlike ? cursor : null;
     if (!match || match.nodeName !== child.nodeName) {
       live.insertBefore(document.importNode(child, true), cursor);
     } else {
@@ -179,6 +182,15 @@ function refreshSoon() {
   }, wait);
 }
 
+// Something changed. The server keeps data for a second, so the first refresh may still show the state
+// before; a second one follows.
+let secondRefresh = null;
+function noticed() {
+  refreshSoon();
+  clearTimeout(secondRefresh);
+  secondRefresh = setTimeout(refreshSoon, MIN_PAUSE + 100);
+}
+
 // One tab holds the lock and the event stream, and forwards its notices to the others: a browser opens
 // only six connections to a server. A hidden tab gives the lock back.
 const channel = isLive && "BroadcastChannel" in window ? new BroadcastChannel(`longshore${base}`) : null;
@@ -198,7 +210,7 @@ function listen() {
   const hold = async () => {
     const stream = new EventSource(`${base}/events`);
     const notice = () => {
-      refreshSoon();
+      noticed();
       channel.postMessage("changed");
     };
     for (const name of ["job", "job_removed", "queue", "worker", "gap", "reset"]) stream.addEventListener(name, notice);
@@ -209,7 +221,7 @@ function listen() {
 }
 
 if (isLive) {
-  if (channel) channel.onmessage = refreshSoon;
+  if (channel) channel.onmessage = noticed;
   const whenVisible = () => {
     if (document.hidden) {
       giveBack?.();
@@ -338,10 +350,10 @@ async function submitLogin(form) {
 
 document.addEventListener("submit", (event) => {
   const form = event.target;
-  if (form.id === "login") {
+  if (idOf(form) === "login") {
     event.preventDefault();
     submitLogin(form);
-  } else if (form.id === "bulk") {
+  } else if (idOf(form) === "bulk") {
     event.preventDefault();
     operate(form, event.submitter.value);
   } else if (form.matches(".action")) {

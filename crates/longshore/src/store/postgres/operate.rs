@@ -86,6 +86,7 @@ pub(super) async fn operate(
         (State::Waiting(seen), Operation::Rewrite(edit)) => rewrite(tx, id, seen, edit).await,
         (State::Running(seen), Operation::RequestCancel) => request_cancel(tx, id, seen).await,
         (State::Finished(seen), Operation::Reopen) => reopen(tx, id, seen).await,
+        (State::Finished(seen), Operation::ReopenWith(edit)) => reopen_with(tx, id, seen, edit).await,
         (State::Finished(seen), Operation::Remove) => remove(tx, id, seen).await,
         (from, to) => {
             Err(Error::internal(format!("the operation {to:?} does not apply to a job in state {from:?}"))
@@ -326,6 +327,15 @@ async fn reopen(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
     let done = operated(query, tx).await?;
     transaction.commit().await?;
     Ok(done)
+}
+
+/// Reopens a job and edits it. Nobody can claim it in between: both are in one transaction.
+async fn reopen_with(tx: &mut Tx<'_>, id: JobId, seen: &Finished, edit: &ValidEdit) -> Sql<Operated> {
+    match (reopen(tx, id, seen).await?, locate(tx, id).await?) {
+        (Operated::Done, Some(State::Waiting(reopened))) => rewrite(tx, id, &reopened, edit).await,
+        (Operated::Done, _) => Ok(Operated::Moved),
+        (refused, _) => Ok(refused),
+    }
 }
 
 const REMOVE: &str = concat!(

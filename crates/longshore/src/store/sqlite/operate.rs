@@ -90,6 +90,7 @@ pub(super) fn operate(tx: &Tx<'_>, id: JobId, from: &State, to: &Operation) -> S
         (State::Waiting(seen), Operation::Rewrite(edit)) => rewrite(tx, id, seen, edit),
         (State::Running(seen), Operation::RequestCancel) => request_cancel(tx, id, seen),
         (State::Finished(seen), Operation::Reopen) => reopen(tx, id, seen),
+        (State::Finished(seen), Operation::ReopenWith(edit)) => reopen_with(tx, id, seen, edit),
         (State::Finished(seen), Operation::Remove) => remove(tx, id, seen),
         (from, to) => {
             Err(Error::internal(format!("the operation {to:?} does not apply to a job in state {from:?}"))
@@ -331,6 +332,15 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
     }
     Ready { run_at: tx.now()?, keyed: key.is_some(), ..ready.as_ready(id) }.store(tx)?;
     Ok(Operated::Done)
+}
+
+/// Reopens a job and edits it. Nobody can claim it in between: both are in one transaction.
+fn reopen_with(tx: &Tx<'_>, id: JobId, seen: &Finished, edit: &ValidEdit) -> Sql<Operated> {
+    match (reopen(tx, id, seen)?, locate(tx, id)?) {
+        (Operated::Done, Some(State::Waiting(reopened))) => rewrite(tx, id, &reopened, edit),
+        (Operated::Done, _) => Ok(Operated::Moved),
+        (refused, _) => Ok(refused),
+    }
 }
 
 fn remove(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {

@@ -4,6 +4,8 @@ mod auth;
 mod bodies;
 pub(crate) mod client;
 mod connections;
+#[cfg(feature = "dashboard")]
+mod dashboard;
 mod events;
 mod explain;
 mod failures;

@@ -1,7 +1,7 @@
 //! The routes for operators: queues, schedules, dead letters, sweeps and bulk operations.
 
 use longshore::api::Api;
-use longshore::{NewJob, Outcome, Status, SweepOptions};
+use longshore::{NewJob, Outcome, Scope, Status, SweepOptions};
 use serde_json::{Value, json};
 
 use super::client::HttpClient;
@@ -19,6 +19,8 @@ cases! {
     a_bulk_operation_changes_every_job_that_matches_its_filter,
     a_dry_run_predicts_what_a_bulk_operation_skips,
     a_bulk_operation_over_several_pages_stops_at_its_limit,
+    a_failed_job_is_retried_with_another_payload,
+    tokens_are_listed_and_revoked,
 }
 
 async fn a_queue_can_be_paused_limited_and_resumed(fixture: Fixture) {
@@ -361,4 +363,43 @@ async fn a_bulk_operation_over_several_pages_stops_at_its_limit(fixture: Fixture
     let (done, next) = bulk(json!({})).await;
     assert_eq!((done, fixture.count(Status::Cancelled).await), ([215, 215, 0], 215));
     assert_eq!(bulk(json!({ "cursor": next })).await, ([15, 15, 0], Value::Null));
+}
+
+async fn a_failed_job_is_retried_with_another_payload(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    let path = format!("/jobs/{id}/retry");
+    let body = r#"{"payload": {"n": 9223372036854775808}, "priority": 3}"#;
+    let retried =
+        http.send("POST", &path, &[("content-type", "application/json")], body).await.expect_status(200);
+    assert!(retried.text.contains("9223372036854775808"), "{}", retried.text);
+    assert_eq!((&retried.json()["status"], &retried.json()["priority"]), (&json!("queued"), &json!(3)));
+    http.post(&path, &json!({ "colour": 1 })).await.expect_problem(422, "validation", "colour");
+    http.post(&path, &json!({ "priority": 99999 })).await.expect_problem(422, "validation", "priority");
+    http.post(&path, &json!({})).await.expect_status(200);
+}
+
+async fn tokens_are_listed_and_revoked(fixture: Fixture) {
+    let http = super::auth::with_tokens_required(&fixture);
+    let (_, admin) = super::auth::token(&fixture, Scope::Admin, None).await;
+    let (shop, secret) = super::auth::token(&fixture, Scope::Enqueue, Some(&["mail"])).await;
+    let admin = http.with_token(&admin);
+    let listed = admin.get("/tokens").await.expect_status(200).json();
+    let found = listed.as_array().expect("a list").iter().find(|token| token["id"] == shop.to_string());
+    let found = found.expect("the token");
+    assert_eq!((&found["scopes"], &found["queues"]), (&json!(["enqueue"]), &json!(["mail"])));
+    assert!(!listed.to_string().contains(&secret) && found["revoked_at"].is_null(), "{listed}");
+    http.with_token(&secret).get("/tokens").await.expect_problem(403, "forbidden", "admin");
+    admin.send("DELETE", &format!("/tokens/{shop}"), &[], "").await.expect_status(204);
+    assert!(
+        !admin
+            .get("/tokens")
+            .await
+            .json()
+            .to_string()
+            .contains("\"revoked_at\":null,\"scopes\":[\"enqueue\"]")
+    );
+    let unknown = format!("/tokens/{}", uuid::Uuid::nil());
+    admin.send("DELETE", &unknown, &[], "").await.expect_problem(404, "not_found", "does not exist");
+    admin.send("DELETE", "/tokens/x", &[], "").await.expect_problem(400, "bad_request", "GET /tokens");
 }
