@@ -52,7 +52,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub fn pick(",
         find: "Some(_) if returning.contains(&change.job) => Pick::Count,",
         replace: "Some(_) if returning.contains(&change.job) => Pick::Follow,",
-        caught_by: &["flow_returns::postgres::an_end_that_was_undone_starts_nothing"],
+        caught_by: &["flow_returns::sqlite::an_undone_end_of_a_task_with_many_children_starts_none"],
     },
     Mutant {
         name: "flows: end a flow that is not sealed",

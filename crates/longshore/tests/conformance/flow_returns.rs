@@ -11,6 +11,7 @@ cases! {
     no_task_starts_while_a_skipped_parent_comes_back,
     no_task_starts_while_the_return_of_a_parent_is_beyond_the_limit,
     an_end_that_was_undone_starts_nothing,
+    an_undone_end_of_a_task_with_many_children_starts_none,
     a_flow_does_not_end_while_the_return_of_a_member_is_not_followed,
     a_sealed_flow_does_not_end_while_the_return_of_a_member_is_beyond_the_limit,
     a_cancelled_flow_that_is_open_again_can_be_cancelled,
@@ -104,6 +105,21 @@ async fn an_end_that_was_undone_starts_nothing(fixture: Fixture) {
     }
     let ended = record(&fixture, flow).await;
     assert_eq!((ended.status, ended.open, ended.failed), (FlowStatus::Succeeded, 0, 0));
+}
+
+/// One step closes at most 2,000 links, so the end alone would start some of these tasks.
+async fn an_undone_end_of_a_task_with_many_children_starts_none(fixture: Fixture) {
+    let tasks = (0..2500).map(|n| longshore::task(format!("t{n}"), job("part")).after("a"));
+    put(&fixture, tasks.fold(Flow::new("f").task(named("a")), Flow::task)).await;
+    let worker = fixture.worker_with(DAY).await;
+    let nobody_follows = fixture.hold_advances().await;
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, done()).await;
+    fixture.retry(claimed.lease().id).await.expect("retry");
+    drop(nobody_follows);
+    follow(&fixture).await;
+    let due = fixture.claim(worker, 100).await;
+    assert_eq!(kinds(&due), ["a"]);
 }
 
 /// The return is in the same step as the end before it, or beyond its limit.
