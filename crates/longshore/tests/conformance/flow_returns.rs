@@ -116,10 +116,11 @@ async fn an_undone_end_of_a_task_with_many_children_starts_none(fixture: Fixture
     let claimed = fixture.claim_one(worker).await;
     fixture.must_finish(&claimed, done()).await;
     fixture.retry(claimed.lease().id).await.expect("retry");
-    drop(nobody_follows);
-    follow(&fixture).await;
+    fixture.store().advance(1000).await.expect("advance");
     let due = fixture.claim(worker, 100).await;
     assert_eq!(kinds(&due), ["a"]);
+    drop(nobody_follows);
+    follow(&fixture).await;
 }
 
 /// The return is in the same step as the end before it, or beyond its limit.
