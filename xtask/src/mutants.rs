@@ -27,6 +27,7 @@ use std::{
 mod api;
 mod flows;
 mod groups;
+mod operations;
 mod postgres;
 mod rules;
 mod sqlite;
@@ -64,6 +65,7 @@ fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
         steps::MUTANTS,
         groups::MUTANTS,
         flows::MUTANTS,
+        operations::MUTANTS,
         api::MUTANTS,
     ]
     .into_iter()

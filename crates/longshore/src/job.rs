@@ -97,6 +97,42 @@ impl FromStr for FlowId {
     }
 }
 
+/// The id of an operation: a change of many jobs that runs in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct OperationId(pub Uuid);
+
+impl OperationId {
+    /// Creates a new id. Callers choose it before the first try, so that a start whose reply was lost can be
+    /// repeated without starting a second operation.
+    #[expect(clippy::new_without_default, reason = "two default values would differ")]
+    pub fn new() -> Self {
+        OperationId(Uuid::now_v7())
+    }
+}
+
+impl fmt::Display for OperationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for OperationId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Uuid::from_str(text).map(OperationId).map_err(|_| {
+            Error::invalid(
+                "id",
+                format!(
+                    "`{text}` is not the id of an operation; ids are UUIDs, as `longshore operations list` shows \
+                     them"
+                ),
+            )
+        })
+    }
+}
+
 /// The id of one worker process since it started. Never reused: a process that was declared dead
 /// and comes back registers under a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

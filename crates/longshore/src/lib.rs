@@ -73,6 +73,7 @@ pub mod cron;
 mod dashboard;
 mod enqueue;
 mod error;
+mod failure;
 #[doc(hidden)]
 pub mod flow;
 #[doc(hidden)]
@@ -125,10 +126,11 @@ pub use enqueue::{
     MAX_NAME, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob,
 };
 pub use error::{Error, Result};
+pub use failure::Fingerprint;
 pub use flow::Condition;
 pub use flow::graph::{Flow, Task, fan_out, task};
 pub use id_pattern::IdPattern;
-pub use job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, Outcome, Status, WorkerId};
+pub use job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, OperationId, Outcome, Status, WorkerId};
 #[doc(hidden)]
 pub use lifecycle::Ending;
 pub use lifecycle::{Interruption, When};
@@ -138,11 +140,12 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord, FlowFilter,
-    FlowRecord, FlowStatus, GroupChange, GroupRecord, Interrupted, Interruptor, KindRecord, Lease,
-    ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION,
-    Schedule, Scope, StateTable, StepRecord, StepState, SweepScope, Tallied, TaskRecord, TokenRecord,
-    WorkerRecord,
+    ALL_QUEUES, Action, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord,
+    FailureFilter, FailureRecord, FlowFilter, FlowRecord, FlowStatus, GroupChange, GroupRecord, Interrupted,
+    Interruptor, JobFilter, KindRecord, Lease, ListFilter, Measured, Migrated, NewKind, NewOperation,
+    NewToken, OperationFilter, OperationRecord, OperationState, Page, Payloads, QueueRecord, Repair,
+    Retention, SCHEMA_VERSION, Schedule, Scope, StateTable, StepRecord, StepState, SweepScope, Tallied,
+    TaskRecord, TokenRecord, What, WorkerRecord,
 };
 pub use turns::{MAX_WEIGHT, Rate};
 #[cfg(feature = "worker")]

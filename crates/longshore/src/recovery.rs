@@ -20,7 +20,7 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobRecord, Status, WorkerId};
 use crate::lifecycle::{self, Interruption, Recovery, When};
-use crate::store::{Interrupted, Interruptor, Recovered, Settled, Settlement, SweepScope};
+use crate::store::{Interrupted, Interruptor, Recovered, Settled, Settlement, SweepScope, failure_of};
 
 /// The flag of resilient jobs. A worker that holds one is declared dead only after a multiple of
 /// the usual threshold, and keeps all its leases until then. Workers and sweeps use this flag by
@@ -300,6 +300,9 @@ impl Client {
                         #[cfg(any(feature = "api", feature = "worker"))]
                         crate::job_metrics::count_recovered(&candidate.lease.kind, &settlement.leave);
                         self.job_log.recovered(&candidate.lease, &settlement.leave);
+                        if settlement.failure.is_some() {
+                            self.measure_failures([(&*candidate.lease.queue, &*candidate.lease.kind)]);
+                        }
                         if let (Some(hook), Some(job)) = (hook.as_mut(), &candidate.job) {
                             hook.recovered(job).await;
                         }
@@ -348,10 +351,12 @@ fn recovery(job: &Interrupted, decision: &Decision, interruption: Interruption) 
 }
 
 fn settlement(job: &Interrupted, recovery: Recovery) -> Settlement {
+    let leave = lifecycle::recover(&job.running, recovery);
     Settlement {
         lease: job.lease(),
         seen: Some(job.running.flags),
-        leave: lifecycle::recover(&job.running, recovery),
+        failure: failure_of(&job.kind, &leave),
+        leave,
         follow_ups: Vec::new(),
         waits: Vec::new(),
     }

@@ -201,6 +201,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "add",
             "take_uniform",
             "bind_leases",
+            "failures",
             "sparse_column",
             "pairs",
         ],
@@ -305,9 +306,17 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
     (
         "sqlite",
         "inspect.rs",
-        &["matches", "has_request", "has_error", "has_text"],
+        &["matches", "has_request", "has_error", "has_failure", "has_text"],
         "rows are filtered while they are walked",
     ),
+    ("sqlite", "failures.rs", &["note_failure"], "a part of the settle statements on Postgres"),
+    (
+        "sqlite",
+        "history.rs",
+        &["put", "time"],
+        "rows are merged one by one; Postgres does a batch in one statement",
+    ),
+    ("postgres", "retain.rs", &["takes_turn"], "SQLite has one writer at a time"),
     ("sqlite", "stats.rs", &["is_surely_above", "scaled"], "the exact total of waiting jobs is cheap"),
     (
         "sqlite",

@@ -73,8 +73,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "api: count no skipped jobs in a dry run",
         file: BULK,
         anchor: "if body.dry_run {",
-        find: "u64::from(!body.action.would_change(job))",
-        replace: "u64::from(!body.action.would_change(job)) * 0",
+        find: "!would_change(body.action, job)",
+        replace: "!would_change(body.action, job) && false",
         caught_by: &[
             "http::operate::postgres::a_dry_run_predicts_what_a_bulk_operation_skips",
             "http::operate::sqlite::a_dry_run_predicts_what_a_bulk_operation_skips",
@@ -260,7 +260,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub(crate) fn merge(",
         find: "*id >= reached",
         replace: "*id >= reached || true",
-        caught_by: &["inspect::sqlite::a_list_of_several_statuses_is_newest_first_and_continues"],
+        caught_by: &["inspect::sqlite::a_list_ends_where_the_first_of_its_searches_stopped"],
     },
     Mutant {
         name: "lists: forget the offset when a search ends early",

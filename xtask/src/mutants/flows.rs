@@ -52,7 +52,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "pub fn pick(",
         find: "Some(_) if returning.contains(&change.job) => Pick::Count,",
         replace: "Some(_) if returning.contains(&change.job) => Pick::Follow,",
-        caught_by: &["flow_returns::sqlite::an_end_that_was_undone_starts_nothing"],
+        caught_by: &["flow_returns::postgres::an_end_that_was_undone_starts_nothing"],
     },
     Mutant {
         name: "flows: end a flow that is not sealed",
@@ -293,7 +293,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const REOPEN_MEMBERS",
         find: "where flow is not null\n       order by id)",
         replace: "where flow is not null and false\n       order by id)",
-        caught_by: &["flow_operations::postgres::a_retry_runs_what_was_skipped_after_it_began"],
+        caught_by: &["flow_operations::postgres::a_retry_brings_back_what_it_has_passed_by"],
     },
     Mutant {
         name: "flows, postgres: count a task that comes back when its note is followed",

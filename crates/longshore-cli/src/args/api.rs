@@ -48,6 +48,13 @@ A line looks like this:
     #[command(subcommand)]
     Flows(Flows),
 
+    /// List, show, stop and resume operations: changes of any number of jobs in the background
+    ///
+    /// An operation cancels, retries or deletes the jobs that match a filter, or a list of jobs. It is started with
+    /// the API's `POST /operations` or `Client::start_operation`. Workers and servers execute it.
+    #[command(subcommand)]
+    Operations(Operations),
+
     /// List, pause, resume and limit queues
     #[command(subcommand)]
     Queues(Queues),

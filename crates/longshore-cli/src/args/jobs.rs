@@ -1,7 +1,7 @@
 //! The arguments of `longshore jobs`.
 
 use clap::{ArgGroup, Args, Subcommand};
-use longshore::{IdPattern, JobId, Status};
+use longshore::{Fingerprint, IdPattern, JobId, Status};
 
 use super::bulk::{BulkArgs, Since, since};
 use super::{Repeat, WhenArgs, values};
@@ -117,6 +117,10 @@ pub(crate) struct List {
     /// Only jobs whose last error contains this text
     #[arg(long, value_name = "TEXT")]
     pub(crate) error: Option<String>,
+
+    /// Only jobs whose last failure belongs to this group (see `longshore dead groups`)
+    #[arg(long, value_name = "FINGERPRINT")]
+    pub(crate) failure: Option<Fingerprint>,
 
     /// Only jobs that were enqueued longer ago than this, like 7d, or before this time
     #[arg(long, value_name = "DURATION|RFC3339", value_parser = since)]

@@ -47,6 +47,7 @@ async fn list(endpoint: &Endpoint, args: &args::List, out: &Out) -> Outcome {
     };
     let [older_than, newer_than, ended_before, ended_after] =
         [args.older_than, args.newer_than, args.ended_before, args.ended_after].map(time);
+    let failure = args.failure.map(|failure| failure.to_string());
     let filter = [
         ("status", (!statuses.is_empty()).then_some(statuses.as_str())),
         ("kind", args.kind.as_deref()),
@@ -54,6 +55,7 @@ async fn list(endpoint: &Endpoint, args: &args::List, out: &Out) -> Outcome {
         ("group", args.group.as_deref()),
         ("tag", args.tag.as_deref()),
         ("error", args.error.as_deref()),
+        ("failure", failure.as_deref()),
         ("older_than", older_than.as_deref()),
         ("newer_than", newer_than.as_deref()),
         ("ended_before", ended_before.as_deref()),

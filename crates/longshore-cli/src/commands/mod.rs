@@ -18,6 +18,7 @@ mod jobs;
 mod kinds;
 mod long_running;
 mod man;
+mod operations;
 mod queues;
 mod repeat;
 mod stats;
@@ -101,6 +102,7 @@ async fn run_api_command(endpoint: &Endpoint, command: ApiCommand, out: &Out) ->
         }
         ApiCommand::Jobs(command) => jobs::run(endpoint, command, out).await,
         ApiCommand::Flows(command) => flows::run(endpoint, command, out).await,
+        ApiCommand::Operations(command) => operations::run(endpoint, command, out).await,
         ApiCommand::Queues(command) => queues::run(endpoint, command, out).await,
         ApiCommand::Groups(command) => groups::run(endpoint, command, out).await,
         ApiCommand::Dead(command) => dead::run(endpoint, command, out).await,

@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::http::{self, Method, header};
 use axum::response::Response;
-use longshore::api::{Api, Cause};
+use longshore::api::{Api, Cause, Operations};
 use longshore::{Client, UnknownKinds, builtin};
 use tower::ServiceExt;
 
@@ -37,6 +37,8 @@ impl InProcess {
             .unknown_kinds(UnknownKinds::Allow)
             .check(builtin::check_payload)
             .timeout(REQUEST_TIMEOUT)
+            // This process ends soon.
+            .operations(Operations::Leave)
             .router();
         Ok(InProcess { client, router })
     }

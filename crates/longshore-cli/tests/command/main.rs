@@ -18,6 +18,7 @@ mod mail;
 mod maintenance;
 mod openapi_examples;
 mod operate;
+mod operations;
 mod packaging;
 mod process;
 mod repeat;

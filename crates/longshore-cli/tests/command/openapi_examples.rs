@@ -10,7 +10,7 @@ use crate::process::{Process, request};
 /// Those that create something first, so that what they create exists for the other requests; deletes last.
 const METHODS: [&str; 5] = ["put", "patch", "post", "get", "delete"];
 
-/// A value for a required parameter: its example, or the id of a job that exists.
+/// A value for a required parameter: its example, or the id of a job, flow or operation that exists.
 fn value(parameter: &Value, job: &str) -> String {
     let example = parameter.get("example").unwrap_or(&parameter["schema"]["example"]);
     match (example, parameter["name"].as_str().unwrap()) {
@@ -41,14 +41,14 @@ fn every_example_succeeds_unless_its_description_says_otherwise() {
                 continue;
             };
             let later = r#"{"kind":"summarize_text","payload":{"text":"Later."},"delay_seconds":3600}"#;
-            let job = match route.starts_with("/flows/") {
-                false => request(&addr, "POST", "/jobs", None, later),
-                true => {
-                    let flow = format!(r#"{{"name":"later","sealed":false,"tasks":[{later}]}}"#);
-                    request(&addr, "POST", "/flows", None, &flow)
-                }
+            let flow = format!(r#"{{"name":"later","sealed":false,"tasks":[{later}]}}"#);
+            let change = r#"{"action":"retry","filter":{"tag":"none"}}"#;
+            let job = match route.split('/').nth(1) {
+                Some("flows") => request(&addr, "POST", "/flows", None, &flow).json(201),
+                Some("operations") => request(&addr, "POST", "/operations", None, change).json(202),
+                _ => request(&addr, "POST", "/jobs", None, later).json(201),
             };
-            let job = job.json(201)["id"].clone();
+            let job = job["id"].clone();
             let mut path = route.clone();
             for parameter in operation["parameters"].as_array().into_iter().flatten() {
                 if parameter["required"] != true {

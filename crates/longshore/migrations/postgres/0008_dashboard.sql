@@ -10,7 +10,8 @@ create table longshore.operations (
     id               uuid primary key,
     action           text not null check (action in ('cancel', 'retry', 'delete')),
     filter           json,     -- as in GET /jobs
-    ids              uuid[],   -- or these jobs
+    ids              uuid[],   -- or these jobs, highest first
+    queues           text[],   -- only jobs of these queues
     state            text not null check (state in ('running', 'stopped', 'done', 'failed')),
     created_at       timestamptz not null,
     created_by       text,     -- the name of the token
@@ -21,13 +22,15 @@ create table longshore.operations (
     changed          bigint not null default 0,
     skipped          bigint not null default 0,
     expected         bigint,   -- how many jobs matched at the beginning, if that is known
-    error            text,
+    error            text,     -- why it failed, or why a step has to be tried again
     holder           uuid,
     held_until       timestamptz,
     check ((filter is null) <> (ids is null))
 );
 
-create index operations_running on longshore.operations (id) where state = 'running';
+create index operations_created_at on longshore.operations (created_at desc, id desc);
+create index operations_running on longshore.operations (created_at, id) where state = 'running';
+create index operations_ended on longshore.operations (updated_at) where state <> 'running';
 
 -- The fingerprint of a failure: a hash of its kind and its error without what differs from job to job.
 alter table longshore.finished add column failure bigint;
@@ -59,21 +62,19 @@ create table longshore.failure_notes (
     error            text not null
 ) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 
--- History for charts. Processes add what they measured once a minute (level 0). Upkeep folds the rows into minutes (1)
--- and hours (2), and removes them after eight days.
+-- History for charts. Processes add what they have counted every few seconds, and one of them the state of the queues
+-- once a minute. Upkeep folds minutes into hours, and removes them after eight days.
 create table longshore.measures (
     minute           timestamptz not null,
     value            bigint not null,
     bucket           smallint not null,   -- of a waiting time, as in `tallies`
-    level            smallint not null default 0,
     what             text not null check (what in ('waited', 'failed', 'depth', 'overdue')),
-    queue            text not null,
-    kind             text not null        -- empty if the value is about the whole queue
-) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
+    queue            text not null,       -- empty for all queues together
+    kind             text not null,       -- empty if the value is about the whole queue
+    primary key (minute, what, queue, kind, bucket)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 
-create index measures_level on longshore.measures (level, minute);
-
-insert into longshore.upkeep (name) values ('failures'), ('measures');
+insert into longshore.upkeep (name) values ('failures'), ('measures'), ('samples');
 
 -- Logins of browsers, by the hash of the cookie. A session ends with its token.
 create table longshore.sessions (

@@ -10,7 +10,8 @@ create table operations (
     id               blob primary key,
     action           text not null check (action in ('cancel', 'retry', 'delete')),
     filter           text,     -- as in GET /jobs
-    ids              text,     -- or these jobs, as JSON
+    ids              text,     -- or these jobs, highest first, as JSON
+    queues           text,     -- only jobs of these queues, as JSON
     state            text not null check (state in ('running', 'stopped', 'done', 'failed')),
     created_at       integer not null,
     created_by       text,     -- the name of the token
@@ -21,13 +22,15 @@ create table operations (
     changed          integer not null default 0,
     skipped          integer not null default 0,
     expected         integer,  -- how many jobs matched at the beginning, if that is known
-    error            text,
+    error            text,     -- why it failed, or why a step has to be tried again
     holder           blob,
     held_until       integer,
     check ((filter is null) <> (ids is null))
 ) strict, without rowid;
 
-create index operations_running on operations (id) where state = 'running';
+create index operations_created_at on operations (created_at desc, id desc);
+create index operations_running on operations (created_at, id) where state = 'running';
+create index operations_ended on operations (updated_at) where state <> 'running';
 
 -- The fingerprint of a failure: a hash of its kind and its error without what differs from job to job.
 alter table finished add column failure integer;
@@ -48,21 +51,19 @@ create table failures (
 
 create index failures_last_seen on failures (last_seen desc, fingerprint);
 
--- History for charts. Processes add what they measured once a minute (level 0). Upkeep folds the rows into minutes (1)
--- and hours (2), and removes them after eight days.
+-- History for charts. Processes add what they have counted every few seconds, and one of them the state of the queues
+-- once a minute. Upkeep folds minutes into hours, and removes them after eight days.
 create table measures (
     minute           integer not null,
     value            integer not null,
     bucket           integer not null,   -- of a waiting time, as in `tallies`
-    level            integer not null default 0,
     what             text not null check (what in ('waited', 'failed', 'depth', 'overdue')),
-    queue            text not null,
-    kind             text not null       -- empty if the value is about the whole queue
-) strict;
+    queue            text not null,      -- empty for all queues together
+    kind             text not null,      -- empty if the value is about the whole queue
+    primary key (minute, what, queue, kind, bucket)
+) strict, without rowid;
 
-create index measures_level on measures (level, minute);
-
-insert into upkeep (name) values ('measures');
+insert into upkeep (name) values ('samples');
 
 -- Logins of browsers, by the hash of the cookie. A session ends with its token.
 create table sessions (

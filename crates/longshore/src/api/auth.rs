@@ -178,7 +178,7 @@ impl Guard {
     pub(super) async fn admit(&self, headers: &HeaderMap, scope: Scope) -> ApiResult<Caller> {
         match self.admit_from_cache(headers, scope) {
             Some(admitted) => admitted,
-            None => authorize(self.tokens.find(sent_token_hash(headers)?).await?, scope),
+            None => authorize(self.tokens.find(sent_secret(headers)?.hash()).await?, scope),
         }
     }
 
@@ -188,16 +188,37 @@ impl Guard {
         if self.access == Access::Open {
             return Some(Ok(Caller::Anonymous));
         }
-        let hash = match sent_token_hash(headers) {
-            Ok(hash) => hash,
+        let hash = match sent_secret(headers) {
+            Ok(secret) => secret.hash(),
             Err(problem) => return Some(Err(problem)),
         };
         self.tokens.cached(&hash).map(|token| authorize(Some(token), scope))
     }
 
+    /// Finds the valid token with this secret.
+    pub(super) async fn find_token(&self, secret: &str) -> ApiResult<Arc<TokenRecord>> {
+        valid(self.tokens.find(hash_token(secret)).await?)
+    }
+
+    /// Who sent a request, whatever the scopes of the token.
+    pub(super) async fn identify(&self, headers: &HeaderMap) -> ApiResult<Caller> {
+        match self.access {
+            Access::Open => Ok(Caller::Anonymous),
+            Access::Tokens => valid(self.tokens.find(sent_secret(headers)?.hash()).await?).map(Caller::Token),
+        }
+    }
+
+    /// Forgets a session at once.
+    pub(super) fn forget_session(&self, secret: &str) {
+        self.tokens.forget(&hash_session(secret));
+    }
+
     /// Counts the request against the caller's rate and adds the caller to it.
     fn count_and_attach(&self, admitted: ApiResult<Caller>, mut request: Request) -> ApiResult<Request> {
         let caller = admitted?;
+        if self.access == Access::Tokens && !request.method().is_safe() {
+            check_page(request.headers())?;
+        }
         self.limiter.check_rate(&caller)?;
         request.extensions_mut().insert(caller);
         Ok(request)
@@ -209,24 +230,72 @@ pub fn hash_token(secret: &str) -> [u8; 32] {
     Sha256::digest(secret.as_bytes()).into()
 }
 
-/// The hash of the token that was sent. Tokens are looked up by hash, so the time
-/// of a lookup reveals something about the hash but not about the secret.
-fn sent_token_hash(headers: &HeaderMap) -> ApiResult<[u8; 32]> {
-    match bearer(headers) {
-        Some(secret) => Ok(hash_token(secret)),
-        None => {
-            count_failure("no_token");
-            Err(unauthorized("send `Authorization: Bearer <token>`"))
+/// The hash of a session's secret, which is what the database stores. It differs from that of a token, so that neither
+/// can be sent in the place of the other.
+pub(super) fn hash_session(secret: &str) -> [u8; 32] {
+    hash_token(&format!("session {secret}"))
+}
+
+/// What a request says about its sender.
+enum Secret<'a> {
+    Token(&'a str),
+    Session(&'a str),
+}
+
+impl Secret<'_> {
+    /// Tokens and sessions are looked up by hash, so the time of a lookup reveals something about the hash but not
+    /// about the secret.
+    fn hash(&self) -> [u8; 32] {
+        match self {
+            Secret::Token(secret) => hash_token(secret),
+            Secret::Session(secret) => hash_session(secret),
         }
     }
 }
 
-fn authorize(token: Option<Arc<TokenRecord>>, scope: Scope) -> ApiResult<Caller> {
-    let Some(token) = token else {
+/// A token counts more than a session.
+fn sent_secret(headers: &HeaderMap) -> ApiResult<Secret<'_>> {
+    let token = bearer(headers).map(Secret::Token);
+    let has_token = headers.contains_key(header::AUTHORIZATION);
+    let session = || session_cookie(headers).filter(|_| !has_token).map(Secret::Session);
+    token.or_else(session).ok_or_else(|| {
+        count_failure("no_token");
+        unauthorized("send `Authorization: Bearer <token>`, or log in with `POST /session`")
+    })
+}
+
+/// The name of the cookie with the secret of a session.
+pub(super) const SESSION_COOKIE: &str = "longshore_session";
+/// The pages of the dashboard send this header with every change. Forms and links of other sites cannot.
+pub(super) const PAGE_HEADER: &str = "longshore-session";
+
+/// The secret of the session that was sent.
+pub(super) fn session_cookie(headers: &HeaderMap) -> Option<&str> {
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(name, _)| *name == SESSION_COOKIE).map(|(_, secret)| secret)
+}
+
+/// Browsers add cookies to requests of any page. Refuses a change in a session that no page of ours has made.
+pub(super) fn check_page(headers: &HeaderMap) -> ApiResult<()> {
+    if headers.contains_key(header::AUTHORIZATION) || headers.contains_key(PAGE_HEADER) {
+        return Ok(());
+    }
+    Err(Problem::new(
+        Slug::Forbidden,
+        "a change in a session requires the header `Longshore-Session: 1`, so that pages of other sites cannot make it",
+    ))
+}
+
+fn valid(token: Option<Arc<TokenRecord>>) -> ApiResult<Arc<TokenRecord>> {
+    token.ok_or_else(|| {
         count_failure("invalid_token");
-        return Err(unauthorized("the token is unknown, expired or revoked"));
-    };
-    let caller = Caller::Token(token);
+        unauthorized("the token or the session is unknown, expired or revoked")
+    })
+}
+
+fn authorize(token: Option<Arc<TokenRecord>>, scope: Scope) -> ApiResult<Caller> {
+    let caller = Caller::Token(valid(token)?);
     caller.must_have(scope).inspect_err(|_| count_failure("no_scope"))?;
     Ok(caller)
 }

@@ -13,12 +13,11 @@ use super::Server;
 use super::auth::Caller;
 use super::extract::{Body, check_range, object, refuse_nul};
 use super::problem::{ApiResult, Problem, ProblemBody};
-use super::schemas::StatusSchema;
-use crate::client::Client;
-use crate::error::Result;
+use super::schemas::{ActionSchema, StatusSchema};
+use crate::client::Target;
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::lifecycle::{self, Event, Finished, LeaseFlags, Running, Waiting};
-use crate::store::{ListFilter, Payloads};
+use crate::store::{Action, ListFilter, Payloads};
 
 /// The maximum number of jobs that one request processes.
 const MAX_JOBS: u32 = 10_000;
@@ -29,7 +28,8 @@ const MAX_RUN_TIME: Duration = Duration::from_secs(15);
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BulkRequest {
-    action: BulkAction,
+    #[schema(value_type = ActionSchema)]
+    action: Action,
     /// Selects the jobs that match every field set here. Set at least one.
     #[serde(deserialize_with = "object")]
     filter: BulkFilter,
@@ -42,18 +42,6 @@ pub(super) struct BulkRequest {
     limit: Option<u32>,
     /// Process only jobs older than this one: the `next` of the previous response.
     cursor: Option<Uuid>,
-}
-
-/// What to do with each job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum BulkAction {
-    /// Cancel waiting jobs and request that running ones stop.
-    Cancel,
-    /// Run finished jobs again, and waiting ones now.
-    Retry,
-    /// Delete finished jobs.
-    Delete,
 }
 
 /// Selects jobs.
@@ -141,38 +129,43 @@ pub(super) async fn bulk(
         let left = u64::from(limit) - response.matched;
         filter.limit = left.min(ListFilter::MAX_LIMIT.into()) as u32;
         let page = server.client.list(&filter).await?;
-        for job in &page.jobs {
-            response.matched += 1;
-            if body.dry_run {
-                response.skipped += u64::from(!body.action.would_change(job));
-                continue;
+        let mut next = page.next;
+        if body.dry_run {
+            response.matched += page.jobs.len() as u64;
+            let skipped = page.jobs.iter().filter(|job| !would_change(body.action, job));
+            response.skipped += skipped.count() as u64;
+        } else {
+            let jobs: Vec<Target> = page.jobs.iter().map(|job| Target::new(job.id, &job.queue)).collect();
+            let changes = server.client.change_jobs(body.action, &jobs).await;
+            if let Some((_, error)) = changes.failed {
+                return Err(error.into());
             }
-            match apply(&server.client, body.action, job.id).await {
-                Ok(()) => response.changed += 1,
-                Err(error) if error.is_conflict() || error.is_not_found() => response.skipped += 1,
-                Err(error) => return Err(error.into()),
+            response.matched += changes.changed + changes.skipped;
+            response.changed += changes.changed;
+            response.skipped += changes.skipped;
+            if changes.last != page.jobs.last().map(|job| job.id) {
+                // The time was over before the end of the page.
+                next = changes.last;
             }
         }
-        filter.cursor = page.next;
+        filter.cursor = next;
         let enough = response.matched >= u64::from(limit) || started.elapsed() > MAX_RUN_TIME;
-        if page.next.is_none() || enough {
-            response.next = page.next.map(|next| next.0);
+        if next.is_none() || enough {
+            response.next = next.map(|next| next.0);
             return Ok(Json(response));
         }
     }
 }
 
-impl BulkAction {
-    /// Whether the job's state allows the action. A retry can still be refused later
-    /// because another job has the unique key.
-    fn would_change(self, job: &JobRecord) -> bool {
-        let event = match self {
-            BulkAction::Cancel => Event::Cancel,
-            BulkAction::Retry => Event::Retry,
-            BulkAction::Delete => Event::Delete,
-        };
-        lifecycle::next(&list_state(job), event).is_ok()
-    }
+/// Whether the state of a listed job allows the action. A retry can still be refused later because another
+/// job has the unique key.
+fn would_change(action: Action, job: &JobRecord) -> bool {
+    let event = match action {
+        Action::Cancel => Event::Cancel,
+        Action::Retry => Event::Retry,
+        Action::Delete => Event::Delete,
+    };
+    lifecycle::next(&list_state(job), event).is_ok()
 }
 
 /// The state of a listed job, as far as these actions depend on it. A list does not
@@ -201,13 +194,5 @@ fn list_state(job: &JobRecord) -> lifecycle::State {
         Status::Succeeded => finished(Outcome::Succeeded),
         Status::FailedPermanent => finished(Outcome::FailedPermanent),
         Status::Cancelled => finished(Outcome::Cancelled),
-    }
-}
-
-async fn apply(client: &Client, action: BulkAction, id: JobId) -> Result<()> {
-    match action {
-        BulkAction::Cancel => client.cancel(id).await.map(drop),
-        BulkAction::Retry => client.retry(id).await,
-        BulkAction::Delete => client.delete(id).await,
     }
 }

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use super::bodies::BodyReceiver;
 use super::problem::{ApiResult, Problem, Slug};
 use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
-use crate::job::{FlowId, JobId};
+use crate::job::{FlowId, JobId, OperationId};
 use crate::retry::MAX_DELAY;
 
 /// The largest body of one job: the largest payload plus all other fields.
@@ -167,7 +167,7 @@ fn problem(subject: Subject, error: serde_json::Error) -> Problem {
 }
 
 /// Serde's message without line and column, which do not help in a small body.
-fn without_position(error: &serde_json::Error) -> String {
+pub(super) fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rfind(" at line ") {
         Some(at) => text[..at].to_owned(),
@@ -313,6 +313,18 @@ impl<S: Send + Sync> FromRequestParts<S> for FlowIdPath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let Path(text) = path::<String, S>(parts, state).await?;
         text.parse().map(FlowIdPath).map_err(Problem::in_url)
+    }
+}
+
+/// The id of an operation in the path.
+pub(super) struct OperationIdPath(pub(super) OperationId);
+
+impl<S: Send + Sync> FromRequestParts<S> for OperationIdPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let Path(text) = path::<String, S>(parts, state).await?;
+        text.parse().map(OperationIdPath).map_err(Problem::in_url)
     }
 }
 

@@ -121,6 +121,9 @@ pub(super) struct ListQuery {
     /// Only jobs whose last error contains this text, in upper or lower case: of those that failed, were
     /// cancelled, run or are tried again.
     error: Option<String>,
+    /// Only jobs whose last failure belongs to this group: dead letters, and jobs that run or are tried again.
+    #[param(example = "9c33ef0a6b1d7f02", pattern = "^[0-9a-fA-F]{16}$")]
+    failure: Option<String>,
     /// Only jobs whose id begins with these characters, at least 4, or has this short form.
     #[param(
         example = "01990a2b",
@@ -188,6 +191,7 @@ pub(super) async fn list(
         group: query.group.clone(),
         tag: query.tag.clone(),
         error: query.error.clone(),
+        failure: query.failure.as_deref().map(str::parse).transpose().map_err(Problem::in_url)?,
         id: query.id.as_deref().map(str::parse).transpose().map_err(Problem::in_url)?,
         idempotency_key: query.idempotency_key.clone(),
         unique_key: query.unique_key.clone(),

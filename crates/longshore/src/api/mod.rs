@@ -37,6 +37,7 @@ mod enqueue;
 mod events;
 pub(crate) mod explain;
 mod extract;
+mod failures;
 mod flows;
 mod groups;
 mod health;
@@ -46,12 +47,14 @@ mod leases;
 mod middleware;
 mod openapi;
 mod operate;
+mod operations;
 pub(crate) mod problem;
 mod refusals;
 mod request_metrics;
 pub(crate) mod route_table;
 mod schemas;
 mod serve;
+mod session;
 mod start_page;
 pub(crate) mod stats;
 mod steps;
@@ -67,6 +70,7 @@ pub use crate::dashboard::Dashboard;
 pub use admission::Admission;
 pub use auth::{Access, hash_token};
 pub use bodies::BodyLimits;
+pub use operations::Operations;
 pub use problem::Cause;
 pub use serve::{Limits, serve};
 
@@ -84,6 +88,7 @@ pub struct Api {
     timeout: Duration,
     bodies: BodyLimits,
     sweep: SweepOptions,
+    operations: Operations,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
     #[cfg(feature = "dashboard")]
     dashboard: Option<Dashboard>,
@@ -111,6 +116,7 @@ impl Api {
             timeout: Duration::from_secs(30),
             bodies: BodyLimits::default(),
             sweep: SweepOptions::default(),
+            operations: Operations::default(),
             ending: None,
             #[cfg(feature = "dashboard")]
             dashboard: None,
@@ -186,8 +192,14 @@ impl Api {
         self
     }
 
+    /// Sets who executes operations.
+    pub fn operations(mut self, operations: Operations) -> Self {
+        self.operations = operations;
+        self
+    }
+
     /// Once this value is true, requests that wait for work or stream events return
-    /// at once, so that the server can stop.
+    /// at once, and operations are left to other processes, so that the server can stop.
     pub fn ending(mut self, ending: tokio::sync::watch::Receiver<bool>) -> Self {
         self.ending = Some(ending);
         self
@@ -219,11 +231,16 @@ impl Api {
             guard,
             limiter,
             sweep: self.sweep,
+            operations: operations::Executor::new(self.operations),
             ending: self.ending,
             timeout: self.timeout,
             #[cfg(feature = "dashboard")]
             dashboard: self.dashboard.map(crate::dashboard::State::new),
         }));
+        // Without a runtime, the first request about operations starts it.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            server.start_executor();
+        }
         routes
             .fallback(middleware::not_found)
             .method_not_allowed_fallback(middleware::method_not_allowed)
@@ -235,7 +252,7 @@ impl Api {
     fn route_table(&self, guard: Arc<Guard>) -> RouteTable {
         let scope = |part: Public| (!self.public.contains(&part)).then_some(Scope::Read);
         let mut table = RouteTable::new(guard, openapi::document())
-            .public([routes!(health::health)])
+            .public([routes!(health::health), routes!(session::log_in, session::get, session::log_out)])
             .scoped(
                 Scope::Enqueue,
                 [
@@ -257,6 +274,8 @@ impl Api {
                     routes!(flows::list),
                     routes!(flows::get),
                     routes!(flows::tasks),
+                    routes!(operations::list),
+                    routes!(operations::get),
                     routes!(stats::stats),
                     routes!(events::events),
                     routes!(steps::get),
@@ -266,6 +285,8 @@ impl Api {
                     routes!(groups::get),
                     routes!(operate::workers),
                     routes!(operate::dead_letters),
+                    routes!(failures::list),
+                    routes!(failures::get),
                     routes!(cron::list),
                     routes!(cron::get),
                     routes!(kinds::list),
@@ -281,6 +302,9 @@ impl Api {
                     routes!(jobs::retry),
                     routes!(flows::cancel),
                     routes!(flows::retry),
+                    routes!(operations::start),
+                    routes!(operations::stop),
+                    routes!(operations::resume),
                     routes!(operate::pause),
                     routes!(operate::resume),
                     routes!(operate::limit),
@@ -346,6 +370,7 @@ pub(crate) struct Shared {
     pub(crate) guard: Arc<Guard>,
     limiter: Arc<admission::Limiter>,
     sweep: SweepOptions,
+    operations: operations::Executor,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
     timeout: Duration,
     #[cfg(feature = "dashboard")]
@@ -355,14 +380,19 @@ pub(crate) struct Shared {
 impl Server {
     /// Waits until the server starts to stop.
     async fn stopping(&self) {
-        if let Some(mut ending) = self.ending.clone()
-            && ending.wait_for(|ending| *ending).await.is_ok()
-        {
-            return;
-        }
-        // The sender is gone or was never set, so nothing can stop the server.
-        std::future::pending().await
+        reached_end(self.ending.clone()).await;
     }
+}
+
+/// Waits until this value is true.
+async fn reached_end(ending: Option<tokio::sync::watch::Receiver<bool>>) {
+    if let Some(mut ending) = ending
+        && ending.wait_for(|ending| *ending).await.is_ok()
+    {
+        return;
+    }
+    // The sender is gone or was never set, so nothing can stop the server.
+    std::future::pending().await
 }
 
 impl std::ops::Deref for Server {

@@ -304,6 +304,9 @@ pub(super) struct RedriveRequest {
     kind: Option<String>,
     /// Only jobs of this queue.
     queue: Option<String>,
+    /// Only jobs whose failure belongs to this group: a `fingerprint` of `GET /failures`.
+    #[schema(value_type = Option<String>, pattern = "^[0-9a-fA-F]{16}$")]
+    failure: Option<String>,
     /// The maximum number of jobs to redrive; 1,000 by default.
     #[schema(minimum = 1, maximum = 5000)]
     limit: Option<u32>,
@@ -343,7 +346,13 @@ pub(super) async fn redrive_all(
     caller.may_use_queue_or_all(body.queue.as_deref())?;
     refuse_nul([body.kind.as_deref(), body.queue.as_deref()])?;
     let limit = check_range("limit", body.limit.unwrap_or(1000), MAX_REDRIVEN)?;
-    let filter = DeadFilter { kind: body.kind, queue: body.queue, after: body.after.map(JobId), limit };
+    let filter = DeadFilter {
+        kind: body.kind,
+        queue: body.queue,
+        failure: body.failure.as_deref().map(str::parse).transpose()?,
+        after: body.after.map(JobId),
+        limit,
+    };
     Ok(Json(server.client.redrive_some(&filter).await?))
 }
 

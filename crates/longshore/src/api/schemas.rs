@@ -393,6 +393,115 @@ pub(super) enum ConditionSchema {
     Failed,
 }
 
+/// What to do with each job.
+#[derive(ToSchema)]
+#[schema(as = BulkAction, rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes what `Action` serialises to")]
+pub(super) enum ActionSchema {
+    /// Cancel waiting jobs and request that running ones stop.
+    Cancel,
+    /// Run finished jobs again, and waiting ones now.
+    Retry,
+    /// Delete finished jobs.
+    Delete,
+}
+
+/// Selects the jobs that match every field. Set at least one.
+#[derive(ToSchema)]
+#[schema(as = JobFilter, min_properties = 1)]
+#[expect(dead_code, reason = "describes what `JobFilter` serialises to")]
+pub(super) struct JobFilterSchema {
+    /// Jobs with one of these statuses.
+    #[schema(required = false)]
+    status: Vec<StatusSchema>,
+    #[schema(min_length = 1, max_length = 1024)]
+    kind: Option<String>,
+    #[schema(min_length = 1, max_length = 1024)]
+    queue: Option<String>,
+    #[schema(min_length = 1, max_length = 1024)]
+    group: Option<String>,
+    #[schema(min_length = 1, max_length = 1024)]
+    tag: Option<String>,
+    /// Jobs whose last error contains this text, in upper or lower case.
+    #[schema(min_length = 1, max_length = 1024)]
+    error: Option<String>,
+    /// Jobs whose last failure belongs to this group.
+    #[schema(pattern = "^[0-9a-fA-F]{16}$")]
+    failure: Option<String>,
+    /// Jobs whose id begins with these characters, at least 4, or has this short form.
+    #[schema(pattern = r"^-*([0-9a-fA-F]-*){4,32}$|^-*([0-9a-fA-F]-*){8,31}\.\.-*([0-9a-fA-F]-*){0,12}$")]
+    id: Option<String>,
+    #[schema(min_length = 1, max_length = 1024)]
+    idempotency_key: Option<String>,
+    /// Of an unfinished job.
+    #[schema(min_length = 1, max_length = 1024)]
+    unique_key: Option<String>,
+    /// Created before this time.
+    older_than: Option<DateTime<Utc>>,
+    /// Created at this time or later.
+    newer_than: Option<DateTime<Utc>>,
+    /// Ended before this time.
+    ended_before: Option<DateTime<Utc>>,
+    /// Ended at this time or later.
+    ended_after: Option<DateTime<Utc>>,
+}
+
+/// The state of an operation.
+#[derive(ToSchema)]
+#[schema(as = OperationState, rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes what `OperationState` serialises to")]
+pub(super) enum OperationStateSchema {
+    /// It is being executed, or waits for a process that executes it.
+    Running,
+    /// It was stopped, and can be resumed.
+    Stopped,
+    /// It has visited all of its jobs.
+    Done,
+    /// An error ended it. It can be resumed.
+    Failed,
+}
+
+/// A change of many jobs, and how far it is.
+#[derive(ToSchema)]
+#[schema(as = Operation)]
+#[expect(dead_code, reason = "describes what `OperationRecord` serialises to")]
+pub(super) struct OperationSchema {
+    id: Uuid,
+    action: ActionSchema,
+    state: OperationStateSchema,
+    /// Which jobs it changes; null if it has a list of ids.
+    #[schema(required, value_type = Option<JobFilterSchema>)]
+    filter: Option<JobFilterSchema>,
+    /// The only queues whose jobs it changes; null means all.
+    #[schema(required)]
+    queues: Option<Vec<String>>,
+    /// How many jobs it will visit; null if that was not known when it was started.
+    #[schema(required)]
+    expected: Option<u64>,
+    /// How many jobs it has visited.
+    examined: u64,
+    /// How many of them it has changed.
+    changed: u64,
+    /// How many of them it could not change: their state does not allow it, or they no longer exist.
+    skipped: u64,
+    /// It has visited all of its jobs down to this id.
+    #[schema(required)]
+    cursor: Option<Uuid>,
+    /// Why it failed, or why its last step has to be tried again.
+    #[schema(required)]
+    error: Option<String>,
+    /// When it was started. It changes no jobs that were created later.
+    created_at: DateTime<Utc>,
+    /// The name of the token that started it.
+    #[schema(required)]
+    created_by: Option<String>,
+    /// When it last made progress or changed its state.
+    updated_at: DateTime<Utc>,
+    /// When it was done or failed.
+    #[schema(required)]
+    ended_at: Option<DateTime<Utc>>,
+}
+
 /// A worker process.
 #[derive(ToSchema)]
 #[schema(as = Worker)]
@@ -443,6 +552,29 @@ pub(super) struct CountSchema {
     jobs: u64,
     /// Whether `jobs` is an estimate, because very many jobs wait.
     estimated: bool,
+}
+
+/// A group of failures: attempts of one kind that failed in the same way.
+#[derive(ToSchema)]
+#[schema(as = Failure)]
+#[expect(dead_code, reason = "describes what `FailureRecord` serialises to")]
+pub(super) struct FailureSchema {
+    /// What the failures have in common, as 16 hexadecimal digits.
+    #[schema(example = "9c33ef0a6b1d7f02", pattern = "^[0-9a-f]{16}$")]
+    fingerprint: String,
+    kind: String,
+    /// How many attempts have failed.
+    attempts: u64,
+    /// How many dead letters belong to the group now; at most 1,000 are counted.
+    dead: u64,
+    /// Whether there are more than that.
+    dead_or_more: bool,
+    first_seen: DateTime<Utc>,
+    last_seen: DateTime<Utc>,
+    /// The job of the newest failure. It may no longer be kept.
+    job: Uuid,
+    /// The error of the newest failure, or its beginning.
+    error: String,
 }
 
 /// Any integer: one beyond 64 bits is clamped like others, so it has no format.

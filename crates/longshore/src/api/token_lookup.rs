@@ -93,6 +93,11 @@ impl TokenLookup {
         found.await.unwrap_or_else(|_| Err(Problem::new(Slug::Internal, "internal error; try again")))
     }
 
+    /// Removes a token from the cache.
+    pub(super) fn forget(&self, hash: &Hash) {
+        self.state().valid.remove(hash);
+    }
+
     async fn look_up(&self, waiting: HashMap<Hash, Vec<oneshot::Sender<Found>>>) {
         let (hashes, replies): (Vec<Hash>, Vec<_>) = waiting.into_iter().unzip();
         let found = (self.read)(hashes.clone()).await.map_err(Problem::from);

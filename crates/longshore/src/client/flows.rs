@@ -17,8 +17,8 @@ use crate::flow::{MAX_MEMBERS, MAX_TASKS};
 use crate::job::{FlowId, JobId};
 use crate::lifecycle::When;
 use crate::store::{
-    Added, FlowFilter, FlowRecord, NewChildren, NewFlow, NewMember, ParentRecord, PutFlow, Retention,
-    Spawned, TaskRecord,
+    Added, FlowFilter, FlowRecord, NewChildren, NewFlow, NewMember, ParentRecord, Pending, PutFlow,
+    Retention, Spawned, TaskRecord,
 };
 
 /// How many changes one step follows.
@@ -345,8 +345,8 @@ impl Client {
     }
 
     /// Does what upkeep has to do now: delivers events, follows changes of flows, and cancels flows whose
-    /// deadline has passed.
-    pub async fn do_pending(&self) -> Result<()> {
+    /// deadline has passed. Returns whether an operation waits too: executing it takes longer.
+    pub async fn do_pending(&self) -> Result<Pending> {
         let pending = self.store.pending().await?;
         if pending.events {
             self.deliver_events().await?;
@@ -368,7 +368,7 @@ impl Client {
                 }
             }
         }
-        Ok(())
+        Ok(pending)
     }
 
     /// Removes flows whose members have been removed. Returns how many.

@@ -9,7 +9,10 @@ use crate::error::{Error, Result};
 use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
-use crate::store::{Ahead, Count, Glance, ListFilter, Page, QueueRecord, SweepScope, Tallied, WorkerRecord};
+use crate::store::{
+    Ahead, Count, FailureFilter, FailureRecord, Glance, ListFilter, Page, QueueRecord, SweepScope, Tallied,
+    WorkerRecord,
+};
 
 impl Client {
     /// Reads one job with its history.
@@ -56,6 +59,12 @@ impl Client {
     /// and outcome, oldest first.
     pub async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
         self.store.tallied(since).await
+    }
+
+    /// Lists groups of failures, those with the newest failure first. What belongs to one group is decided by its
+    /// [fingerprint](crate::Fingerprint).
+    pub async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>> {
+        self.store.failures(filter).await
     }
 
     /// Lists all workers, newest first. `threshold` overrides each worker's own when

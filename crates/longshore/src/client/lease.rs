@@ -103,6 +103,7 @@ impl Client {
         let runtime = tokio::runtime::Handle::current();
         let (claims, moved) = Claiming { client: self.clone(), runtime, work: Some(work) }.await?;
         *cursor = moved;
+        self.measure_waits(&claims.jobs);
         Ok(claims)
     }
 

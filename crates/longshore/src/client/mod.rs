@@ -8,7 +8,9 @@
 //! | `lease` | what workers do with leases: claim, heartbeat, progress, release |
 //! | `settle` | how attempts end |
 //! | `operate` | operators' commands on jobs and queues |
+//! | `operations` | changes of many jobs, step by step |
 //! | `events`, `flows` | events that jobs wait for; graphs of jobs |
+//! | `history` | what is measured for charts |
 //! | `inspect` | reading jobs, numbers, workers and queues |
 //! | `check` | the consistency check, its repairs, durability |
 //! | `upkeep` | turns of retention and of folding tallies |
@@ -31,10 +33,12 @@ mod check;
 mod enqueue;
 mod events;
 mod flows;
+mod history;
 mod inspect;
 pub(crate) mod kinds;
 mod lease;
 mod operate;
+mod operations;
 pub(crate) mod settle;
 mod tokens;
 mod upkeep;
@@ -48,6 +52,8 @@ pub(crate) use flows::members;
 pub use flows::{CancelledFlow, RetriedFlow};
 pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};
+#[cfg(feature = "api")]
+pub(crate) use operations::Target;
 pub use settle::Report;
 
 /// A handle to one queue database. Cheap to clone: clones share connections and commit
@@ -73,6 +79,7 @@ pub struct Client {
     kind_rules: Arc<kinds::KindRules>,
     pub(crate) job_log: Arc<JobLog>,
     advancer: Arc<flows::Advancer>,
+    measures: Arc<history::Measures>,
 }
 
 impl Client {
@@ -101,6 +108,7 @@ impl Client {
             kind_rules: Arc::default(),
             job_log: Arc::default(),
             advancer: Arc::default(),
+            measures: Arc::default(),
         }
     }
 

@@ -174,7 +174,7 @@ impl Client {
     }
 
     /// Carries out a command on a job that may change at any time.
-    async fn command(&self, id: JobId, command: &Command) -> Result<Operation> {
+    pub(super) async fn command(&self, id: JobId, command: &Command) -> Result<Operation> {
         for _ in 0..MAX_ROUNDS {
             let Some(state) = self.store.locate(id).await? else {
                 return Err(Error::not_found(format!("job {id} does not exist, or is no longer kept")));
@@ -364,7 +364,7 @@ fn check_group_limit(limit: Option<u32>) -> Result<Option<u32>> {
 }
 
 /// An operator's command.
-enum Command {
+pub(super) enum Command {
     Cancel,
     Retry,
     RetryWith(ValidEdit),

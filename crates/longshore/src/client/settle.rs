@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome};
 use crate::job_log;
 use crate::lifecycle::{self, Ending, LeaseFlags, Leave, Running, When};
-use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, storable_result};
+use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, failure_of, storable_result};
 
 /// How an attempt ended, as its holder reports it.
 #[derive(Debug)]
@@ -48,6 +48,7 @@ impl Client {
         let mut results = vec![Kept::LeaseLost; reports.len()];
         let mut due: Vec<(&str, When)> = Vec::new();
         let mut has_member_ended = false;
+        let mut failed: Vec<(&str, &str)> = Vec::new();
         let mut open: Vec<(usize, LeaseFlags)> =
             (0..reports.len()).map(|i| (i, LeaseFlags::default())).collect();
         // Each flag is only ever set, never cleared, so an item is decided at most three
@@ -60,6 +61,9 @@ impl Client {
                 match settled {
                     Settled::Stored => {
                         results[i] = Kept::from(settlement);
+                        if settlement.failure.is_some() {
+                            failed.push((reports[i].claimed.queue(), reports[i].claimed.kind()));
+                        }
                         has_member_ended |= reports[i].claimed.flow().is_some()
                             && matches!(settlement.leave, Leave::Finish(_));
                         due.extend(due_again(settlement).map(|when| (reports[i].claimed.queue(), when)));
@@ -78,6 +82,7 @@ impl Client {
             self.notifier.notify_enqueued(&report.follow_ups);
         }
         self.notifier.notify(due);
+        self.measure_failures(failed);
         if has_member_ended {
             self.advance_soon();
         }
@@ -224,7 +229,9 @@ fn decide(report: &Report<'_>, flags: LeaseFlags) -> Settlement {
         (Ending::Suspended { waits }, Leave::Requeue(_)) => waits.clone(),
         _ => Vec::new(),
     };
-    Settlement { lease: report.claimed.lease(), seen, leave, follow_ups: report.follow_ups.clone(), waits }
+    let failure = failure_of(report.claimed.kind(), &leave);
+    let follow_ups = report.follow_ups.clone();
+    Settlement { lease: report.claimed.lease(), seen, leave, follow_ups, waits, failure }
 }
 
 /// The settlements that this report can have become if it was stored before. The job's
@@ -259,6 +266,7 @@ fn possible_settlements(lease: Lease, ending: Ending) -> impl Iterator<Item = Se
         // They were stored together with the end.
         follow_ups: Vec::new(),
         waits: Vec::new(),
+        failure: None,
     };
     states.into_iter().map(settlement)
 }

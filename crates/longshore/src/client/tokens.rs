@@ -1,10 +1,11 @@
 //! API tokens.
 
+use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::Client;
 use crate::error::Result;
-use crate::store::{NewToken, TokenRecord};
+use crate::store::{NewSession, NewToken, TokenRecord};
 
 impl Client {
     /// Stores a token by the hash of its secret. Storing the same token again changes
@@ -43,6 +44,18 @@ impl Client {
     #[doc(hidden)]
     pub async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>> {
         self.store.tokens_by_hash(hashes).await
+    }
+
+    /// Stores a session, which stands for its token until it expires. Returns when it does.
+    #[doc(hidden)]
+    pub async fn create_session(&self, session: &NewSession) -> Result<DateTime<Utc>> {
+        self.store.put_session(session).await
+    }
+
+    /// Removes a session. Returns whether it existed.
+    #[doc(hidden)]
+    pub async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool> {
+        self.store.remove_session(hash).await
     }
 
     /// Lists all tokens, newest first, including revoked and expired ones.

@@ -1,4 +1,4 @@
-//! Turns of retention and of folding tallies: steps until nothing is left to do, with
+//! Turns of retention and of folding tallies, notes and measures: steps until nothing is left to do, with
 //! pauses, so that claims and settles are not delayed. `worker/upkeep.rs` decides when a
 //! turn begins.
 
@@ -33,24 +33,45 @@ impl Client {
 
     /// Folds the tallies, so that counting stays fast; returns how many rows. `pause` is as
     /// in [`retain`](Client::retain).
-    pub async fn fold_tallies<Pause, Waiting>(&self, mut pause: Pause) -> Result<u64>
+    pub async fn fold_tallies<Pause, Waiting>(&self, pause: Pause) -> Result<u64>
     where
         Pause: FnMut(Duration) -> Waiting + Send,
         Waiting: Future<Output = bool> + Send,
     {
-        let mut pace = Pace::default();
-        let mut total = 0;
-        loop {
-            let started = Instant::now();
-            let rows = pace.rows();
-            let folded = self.store.fold_tallies(rows).await?;
-            total += folded;
-            // A step that is not full leaves only what was written since it began. On a busy
-            // queue that is never nothing.
-            let is_full = folded >= u64::from(rows);
-            if !is_full || !pause(pace.pause_after(folded, started.elapsed())).await {
-                return Ok(total);
-            }
+        in_steps(pause, |rows| self.store.fold_tallies(rows)).await
+    }
+
+    /// Folds the notes about failures and the measures, and removes old ones; returns how many rows. `pause` is as
+    /// in [`retain`](Client::retain).
+    pub async fn fold_history<Pause, Waiting>(&self, mut pause: Pause) -> Result<u64>
+    where
+        Pause: FnMut(Duration) -> Waiting + Send,
+        Waiting: Future<Output = bool> + Send,
+    {
+        let failures = in_steps(&mut pause, |rows| self.store.fold_failures(rows)).await?;
+        Ok(failures + in_steps(&mut pause, |rows| self.store.fold_measures(rows)).await?)
+    }
+}
+
+/// Takes steps until one is not full, or a pause ends the turn. A step that is not full leaves only what was written
+/// since it began. On a busy queue that is never nothing.
+async fn in_steps<Pause, Waiting, Step, Stepping>(mut pause: Pause, step: Step) -> Result<u64>
+where
+    Pause: FnMut(Duration) -> Waiting + Send,
+    Waiting: Future<Output = bool> + Send,
+    Step: Fn(u32) -> Stepping + Send,
+    Stepping: Future<Output = Result<u64>> + Send,
+{
+    let mut pace = Pace::default();
+    let mut total = 0;
+    loop {
+        let started = Instant::now();
+        let rows = pace.rows();
+        let done = step(rows).await?;
+        total += done;
+        let is_full = done >= u64::from(rows);
+        if !is_full || !pause(pace.pause_after(done, started.elapsed())).await {
+            return Ok(total);
         }
     }
 }

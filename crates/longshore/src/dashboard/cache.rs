@@ -17,8 +17,9 @@ use crate::error::Result;
 use crate::id_pattern::IdPattern;
 use crate::job::{FlowId, JobId, JobRecord};
 use crate::store::{
-    Count, Durability, FlowFilter, FlowRecord, Glance, GroupRecord, KindRecord, ListFilter, Page,
-    QueueRecord, Schedule, StepRecord, Tallied, TaskRecord, TokenRecord, WorkerRecord,
+    Count, Durability, FailureFilter, FailureRecord, FlowFilter, FlowRecord, Glance, GroupRecord, KindRecord,
+    ListFilter, Measured, Page, QueueRecord, Schedule, StepRecord, Tallied, TaskRecord, TokenRecord,
+    WorkerRecord,
 };
 
 /// How long data is kept.
@@ -126,6 +127,10 @@ reads! {
     tokens() -> Vec<TokenRecord> = async |client: &Client| client.tokens().await;
     durability() -> Durability = async |client: &Client| client.durability().await;
     schema_version() -> i64 = async |client: &Client| client.schema_version().await;
+    measured(since: DateTime<Utc>) -> Vec<Measured> =
+        async |client: &Client, since| client.measured(since).await;
+    failures(filter: &FailureFilter) -> Vec<FailureRecord> =
+        async |client: &Client, filter: &FailureFilter| client.failures(filter).await;
     tallied(since: DateTime<Utc>) -> Vec<Tallied> =
         async |client: &Client, since| client.tallied(since).await;
     jobs(filter: &ListFilter) -> Page = async |client: &Client, filter: &ListFilter| client.list(filter).await;

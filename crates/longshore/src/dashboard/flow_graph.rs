@@ -111,7 +111,7 @@ fn place(nodes: &mut [Node<'_>]) {
         let centre = |i: &usize| {
             let rows = nodes[*i].after.iter().map(|parent| nodes[*parent].row);
             let (sum, count) = rows.fold((0, 0), |(sum, count), row| (sum + row, count + 1));
-            if count == 0 { (0, *i) } else { (sum * 1000 / count, *i) }
+            ((sum * 1000_usize).checked_div(count).unwrap_or(0), *i)
         };
         members.sort_by_key(centre);
         for (row, i) in members.into_iter().enumerate() {

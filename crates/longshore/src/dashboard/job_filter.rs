@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::url::Params;
 use super::{Frame, Rights};
+use crate::failure::Fingerprint;
 use crate::id_pattern::IdPattern;
 use crate::job::{JobId, Status};
 use crate::store::{ListFilter, Payloads};
@@ -26,8 +27,8 @@ pub(super) const FIELDS: [(&str, &str); 10] = [
     ("ended_before", "Ended before"),
 ];
 /// Further parameters that select jobs. Links of other pages use them.
-pub(super) const KEYS: [(&str, &str); 2] =
-    [("unique_key", "Unique key"), ("idempotency_key", "Idempotency key")];
+pub(super) const KEYS: [(&str, &str); 3] =
+    [("unique_key", "Unique key"), ("idempotency_key", "Idempotency key"), ("failure", "Failure")];
 
 /// The filter of a list, and what is wrong with its URL.
 pub(super) struct JobFilter {
@@ -56,6 +57,13 @@ impl JobFilter {
                 Err(error) => problems.push(error.to_string()),
             }
         }
+        let mut failure = None;
+        if let Some(fingerprint) = params.get("failure") {
+            match fingerprint.parse::<Fingerprint>() {
+                Ok(fingerprint) => failure = Some(fingerprint),
+                Err(error) => problems.push(error.to_string()),
+            }
+        }
         let mut time = |name: &str| {
             let text = params.get(name)?;
             let parsed = parse_time(text);
@@ -71,6 +79,7 @@ impl JobFilter {
             group: text("group"),
             tag: text("tag"),
             error: text("error"),
+            failure,
             id,
             idempotency_key: text("idempotency_key"),
             unique_key: text("unique_key"),
@@ -93,6 +102,7 @@ impl JobFilter {
             .into_iter()
             .any(Option::is_some)
             || list.id.is_some()
+            || list.failure.is_some()
             || [list.newer_than, list.older_than, list.ended_after, list.ended_before]
                 .into_iter()
                 .any(|time| time.is_some())

@@ -157,18 +157,34 @@ fn is_time(name: &str) -> bool {
 
 // ---- the table -------------------------------------------------------------
 
+/// Jobs in a table that offers no selection.
+pub(super) fn rows(frame: &Frame, jobs: &[JobRecord]) -> Markup {
+    html! {
+        table .list .jobs {
+            (columns(false))
+            tbody { @for job in jobs { (row(frame, job, false)) } }
+        }
+    }
+}
+
+fn columns(can_act: bool) -> Markup {
+    html! {
+        thead { tr {
+            @if can_act {
+                th .select { input type="checkbox" data-select-page aria-label="Select all jobs on this page"; }
+            }
+            th .c-status { "Status" } th .c-kind { "Kind" } th .c-id { "Id" } th .c-queue { "Queue" }
+            th .c-number { "Attempts" } th .c-time { "Created" } th .c-when { "When" } th { "Note" }
+        } }
+    }
+}
+
 fn table(frame: &Frame, jobs: &Jobs) -> Markup {
     let can_act = frame.rights.operate;
     html! {
         div .panel .flush {
             table #jobs .list .jobs {
-                thead { tr {
-                    @if can_act {
-                        th .select { input type="checkbox" data-select-page aria-label="Select all jobs on this page"; }
-                    }
-                    th .c-status { "Status" } th .c-kind { "Kind" } th .c-id { "Id" } th .c-queue { "Queue" }
-                    th .c-number { "Attempts" } th .c-time { "Created" } th .c-when { "When" } th { "Note" }
-                } }
+                (columns(can_act))
                 tbody { @for job in &jobs.page.jobs { (row(frame, job, can_act)) } }
             }
         }
@@ -265,7 +281,7 @@ fn bulk(frame: &Frame, jobs: &Jobs) -> Markup {
 }
 
 /// The progress of an operation that was started here. The script reads it and fills this in.
-fn operation(frame: &Frame) -> Markup {
+pub(super) fn operation(frame: &Frame) -> Markup {
     html! {
         @if let Some(id) = frame.params.get("operation") {
             section #operation .panel .operation data-operation=(id) data-keep aria-label="Operation" hidden {

@@ -77,7 +77,7 @@ async fn load(view: &View, range: Range) -> ApiResult<Vec<KindRow>> {
             running: jobs(Status::Running),
             ended: ended(None),
             failed: ended(Some(Outcome::FailedPermanent)),
-            run: stats::percentiles(
+            run: stats::run_seconds(
                 of_kind.iter().copied().filter(|tally| tally.outcome == Outcome::Succeeded),
             ),
             workers: rights.covers_all().then(|| handlers(&workers, name)),

@@ -12,6 +12,7 @@ pub(super) enum Section {
     Jobs,
     Queues,
     Flows,
+    Failures,
     Kinds,
     Workers,
     Cron,
@@ -21,11 +22,12 @@ pub(super) enum Section {
 }
 
 impl Section {
-    const LISTED: [Section; 8] = [
+    const LISTED: [Section; 9] = [
         Section::Overview,
         Section::Jobs,
         Section::Queues,
         Section::Flows,
+        Section::Failures,
         Section::Kinds,
         Section::Workers,
         Section::Cron,
@@ -38,6 +40,7 @@ impl Section {
             Section::Jobs => "Jobs",
             Section::Queues => "Queues",
             Section::Flows => "Flows",
+            Section::Failures => "Failures",
             Section::Kinds => "Kinds",
             Section::Workers => "Workers",
             Section::Cron => "Cron",
@@ -52,6 +55,7 @@ impl Section {
             Section::Jobs => "/ui/jobs",
             Section::Queues => "/ui/queues",
             Section::Flows => "/ui/flows",
+            Section::Failures => "/ui/failures",
             Section::Kinds => "/ui/kinds",
             Section::Workers => "/ui/workers",
             Section::Cron => "/ui/cron",
@@ -65,6 +69,7 @@ impl Section {
             Section::Jobs => icons::jobs(),
             Section::Queues => icons::queues(),
             Section::Flows => icons::flows(),
+            Section::Failures => icons::warning(),
             Section::Kinds => icons::kinds(),
             Section::Workers => icons::workers(),
             Section::Cron => icons::cron(),
@@ -75,8 +80,9 @@ impl Section {
     /// The sections that the caller may see. The API does not show everything to a token that is
     /// limited to queues.
     fn listed(rights: &Rights) -> impl Iterator<Item = Section> {
-        let needs_all =
-            |section: &Section| matches!(section, Section::Flows | Section::Workers | Section::Cron);
+        let needs_all = |section: &Section| {
+            matches!(section, Section::Flows | Section::Failures | Section::Workers | Section::Cron)
+        };
         let is_visible = move |section: &Section| rights.covers_all() || !needs_all(section);
         Section::LISTED.into_iter().filter(is_visible)
     }

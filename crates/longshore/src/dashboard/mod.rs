@@ -9,6 +9,7 @@
 //! | `layout`, `widgets`, `icons` | what all pages share |
 //! | `overview`, `attention`, `chart` | the first page |
 //! | `jobs`, `job_filter`, `job`, `timeline` | lists of jobs, one job |
+//! | `failures` | failures in groups |
 //! | `queues`, `workers`, `cron`, `kinds`, `new_job`, `flows`, `flow_graph`, `settings` | the other pages |
 //! | `login`, `search`, `failure` | pages that lead elsewhere |
 //! | `cache` | data that is kept for a second |
@@ -39,6 +40,7 @@ mod chart;
 mod cron;
 mod cron_words;
 mod failure;
+mod failures;
 mod flow_graph;
 mod flows;
 mod format;
@@ -168,12 +170,14 @@ impl State {
 /// Adds the pages to the routes of the API.
 pub(crate) fn add_routes(table: RouteTable, dashboard: &Dashboard) -> RouteTable {
     let dashboard = Arc::new(dashboard.clone());
-    let pages: [(&str, MethodRouter<Server>); 17] = [
+    let pages: [(&str, MethodRouter<Server>); 19] = [
         ("/ui", get(overview::page)),
         ("/ui/jobs", get(jobs::page)),
         ("/ui/jobs/{id}", get(job::page)),
         ("/ui/queues", get(queues::page)),
         ("/ui/queues/{name}", get(queues::one)),
+        ("/ui/failures", get(failures::page)),
+        ("/ui/failures/{fingerprint}", get(failures::one)),
         ("/ui/workers", get(workers::page)),
         ("/ui/cron", get(cron::page)),
         ("/ui/kinds", get(kinds::page)),
@@ -341,6 +345,19 @@ pub(crate) fn redirect_from_root(server: &Server, base: &str, headers: &HeaderMa
         .then(|| (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response())
 }
 
+/// Texts that would run as a script if a page did not escape them.
+#[cfg(test)]
+const HOSTILE: &str = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&lt;";
+
+/// Fails if a page contains a part of [`HOSTILE`] that a browser would interpret.
+#[cfg(test)]
+#[track_caller]
+fn assert_escaped(page: &Markup) {
+    let page = &page.0;
+    assert!(page.contains("alert(1)"), "the text is not on the page: {page}");
+    assert!(!page.contains("<script>alert") && !page.contains("<img"), "{page}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -373,17 +390,4 @@ mod tests {
         assert_eq!(Dashboard::new().base_path("queue/").base_of(&seen, &seen), "/queue");
         assert_eq!(Dashboard::new().base_path("/").base_of(&original, &seen), "");
     }
-}
-
-/// Texts that would run as a script if a page did not escape them.
-#[cfg(test)]
-const HOSTILE: &str = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&lt;";
-
-/// Fails if a page contains a part of [`HOSTILE`] that a browser would interpret.
-#[cfg(test)]
-#[track_caller]
-fn assert_escaped(page: &Markup) {
-    let page = &page.0;
-    assert!(page.contains("alert(1)"), "the text is not on the page: {page}");
-    assert!(!page.contains("<script>alert") && !page.contains("<img"), "{page}");
 }

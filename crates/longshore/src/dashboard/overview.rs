@@ -1,5 +1,6 @@
 //! The first page: what runs, what failed, how fast, and what needs attention.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use super::{Frame, View, format};
 use crate::api::problem::ApiResult;
 use crate::api::stats;
 use crate::job::{Outcome, Status};
-use crate::store::{Count, QueueRecord, Schedule, Tallied, WorkerRecord, start_of};
+use crate::store::{Count, Measured, QueueRecord, Schedule, Tallied, What, WorkerRecord, start_of};
 
 /// A time range of the charts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +92,8 @@ struct Overview {
     counts: Vec<Count>,
     /// What ended in the range.
     tallied: Vec<Tallied>,
+    /// What was measured in the range.
+    measured: Vec<Measured>,
     /// What ended in the last hour.
     last_hour: Vec<Tallied>,
     per_second: f64,
@@ -109,9 +112,10 @@ async fn load(view: &View) -> ApiResult<Overview> {
     let (frame, data) = (&view.frame, &view.data);
     let (range, rights) = (Range::of(frame), &frame.rights);
     let hour_ago = start_of(60, frame.now) - TimeDelta::minutes(59);
-    let (counts, tallied, last_hour, overdue, queues) = tokio::try_join!(
+    let (counts, tallied, measured, last_hour, overdue, queues) = tokio::try_join!(
         data.counts(),
         data.tallied(range.start(frame.now)),
+        data.measured(range.start(frame.now)),
         data.tallied(hour_ago),
         data.overdue(),
         data.queues(),
@@ -131,6 +135,8 @@ async fn load(view: &View) -> ApiResult<Overview> {
         range,
         counts: counts.iter().filter(|count| rights.covers(&count.queue)).cloned().collect(),
         tallied: covered(&tallied),
+        // The sums of all queues have no queue.
+        measured: measured.iter().filter(|measure| rights.covers(&measure.queue)).cloned().collect(),
         per_second: stats::rate(&last_hour, frame.now),
         last_hour,
         overdue: overdue.iter().filter(|(queue, _)| rights.covers(queue)).cloned().collect(),
@@ -154,7 +160,10 @@ fn render(frame: &Frame, overview: &Overview) -> Markup {
         @if overview.counts.is_empty() && overview.tallied.is_empty() { (welcome(frame)) } @else {
             (figures(frame, overview))
             (attention::render(frame, &situation))
-            div .charts { (throughput(frame, overview)) (failures(frame, overview)) (run_times(frame, overview)) }
+            div .charts {
+                (throughput(frame, overview)) (failures(frame, overview)) (run_times(frame, overview))
+                (waits(frame, overview)) (depth(frame, overview)) (oldest_due(frame, overview))
+            }
         }
     }
 }
@@ -193,7 +202,7 @@ fn figures(frame: &Frame, overview: &Overview) -> Markup {
             format::counted(live.len() as u64, "worker", "workers")
         )
     });
-    let run = stats::percentiles(overview.tallied.iter());
+    let run = stats::run_seconds(overview.tallied.iter());
     let percentile = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), format::seconds);
     html! {
         dl #figures .figures {
@@ -213,19 +222,32 @@ fn per_second(rate: f64) -> String {
 
 // ---- charts ----------------------------------------------------------------
 
-/// The tallies of each bucket of a range.
-fn buckets<'t>(
-    range: Range,
-    now: DateTime<Utc>,
-    tallied: &'t [Tallied],
-) -> Vec<(DateTime<Utc>, Vec<&'t Tallied>)> {
+/// What belongs to a minute.
+trait Timed {
+    fn minute(&self) -> DateTime<Utc>;
+}
+
+impl Timed for Tallied {
+    fn minute(&self) -> DateTime<Utc> {
+        self.minute
+    }
+}
+
+impl Timed for Measured {
+    fn minute(&self) -> DateTime<Utc> {
+        self.minute
+    }
+}
+
+/// The values of each bucket of a range.
+fn buckets<T: Timed>(range: Range, now: DateTime<Utc>, values: &[T]) -> Vec<(DateTime<Utc>, Vec<&T>)> {
     let start = range.start(now);
-    let mut buckets: Vec<(DateTime<Utc>, Vec<&Tallied>)> =
+    let mut buckets: Vec<(DateTime<Utc>, Vec<&T>)> =
         (0..range.buckets()).map(|i| (start + range.width() * i as i32, Vec::new())).collect();
-    for tally in tallied {
-        let i = (tally.minute - start).num_seconds().div_euclid(range.seconds());
+    for value in values {
+        let i = (value.minute() - start).num_seconds().div_euclid(range.seconds());
         if let Some((_, of_bucket)) = usize::try_from(i).ok().and_then(|i| buckets.get_mut(i)) {
-            of_bucket.push(tally);
+            of_bucket.push(value);
         }
     }
     buckets
@@ -268,37 +290,107 @@ fn throughput(frame: &Frame, overview: &Overview) -> Markup {
     show(overview.range, "throughput", "Jobs that ended", &series, &buckets, chart::jobs, Look::StackedBars)
 }
 
+/// Attempts that failed. A job that failed for good had failed attempts, so the two are not added.
 fn failures(frame: &Frame, overview: &Overview) -> Markup {
-    let bucket = |(from, tallied): (DateTime<Utc>, Vec<&Tallied>)| {
+    let measured = buckets(overview.range, frame.now, &overview.measured);
+    let bucket = |((from, tallied), (_, measured)): ((DateTime<Utc>, Vec<&Tallied>), (_, Vec<&Measured>))| {
         let failed = count(&tallied, Outcome::FailedPermanent);
+        let attempts: u64 = values(&measured, What::Failed).map(|measure| measure.value).sum();
         let href = failed.map(|_| ended_in(frame, from, overview.range, Some(Status::FailedPermanent)));
-        Bucket { from, href, values: vec![failed] }
+        Bucket { from, href, values: vec![(attempts > 0).then_some(attempts as f64), failed] }
     };
-    let series = [Series { name: "failed for good", class: "c-failed" }];
+    let series = [
+        Series { name: "failed attempts", class: "c-retrying" },
+        Series { name: "failed for good", class: "c-failed" },
+    ];
+    let tallied = buckets(overview.range, frame.now, &overview.tallied);
+    let buckets: Vec<Bucket> = tallied.into_iter().zip(measured).map(bucket).collect();
+    show(overview.range, "failures", "Failures", &series, &buckets, chart::jobs, Look::Steps)
+}
+
+fn values<'a>(measured: &[&'a Measured], what: What) -> impl Iterator<Item = &'a Measured> {
+    measured.iter().copied().filter(move |measure| measure.what == what)
+}
+
+/// A chart of what was measured.
+fn of_measured(
+    frame: &Frame,
+    overview: &Overview,
+    (id, title): (&str, &str),
+    series: &[Series],
+    value: fn(f64) -> String,
+    read: impl Fn(&[&Measured]) -> Vec<Option<f64>>,
+) -> Markup {
+    let bucket = |(from, measured): (DateTime<Utc>, Vec<&Measured>)| Bucket {
+        from,
+        href: None,
+        values: read(&measured),
+    };
     let buckets: Vec<Bucket> =
-        buckets(overview.range, frame.now, &overview.tallied).into_iter().map(bucket).collect();
-    show(overview.range, "failures", "Failures", &series, &buckets, chart::jobs, Look::StackedBars)
+        buckets(overview.range, frame.now, &overview.measured).into_iter().map(bucket).collect();
+    show(overview.range, id, title, series, &buckets, value, Look::Steps)
+}
+
+const PERCENTILES: [Series; 3] = [
+    Series { name: "median", class: "c-p50" },
+    Series { name: "95 %", class: "c-p95" },
+    Series { name: "99 %", class: "c-p99" },
+];
+
+fn waits(frame: &Frame, overview: &Overview) -> Markup {
+    let title = ("waits", "Wait until the start");
+    of_measured(frame, overview, title, &PERCENTILES, format::seconds, |measured| {
+        let waited = values(measured, What::Waited).map(|measure| (measure.up_to_ms, measure.value));
+        let waited = stats::percentiles(waited);
+        vec![waited.p50, waited.p95, waited.p99]
+    })
+}
+
+/// The largest sum over the queues of one minute.
+fn depth(frame: &Frame, overview: &Overview) -> Markup {
+    let series = [Series { name: "waiting", class: "c-queued" }];
+    of_measured(frame, overview, ("depth", "Jobs that wait"), &series, chart::jobs, |measured| {
+        vec![largest(frame, measured, What::Depth, |sum, value| sum + value)]
+    })
+}
+
+fn oldest_due(frame: &Frame, overview: &Overview) -> Markup {
+    let series = [Series { name: "oldest due job", class: "c-queued" }];
+    of_measured(
+        frame,
+        overview,
+        ("oldest-due", "Age of the oldest due job"),
+        &series,
+        format::seconds,
+        |measured| vec![largest(frame, measured, What::Overdue, u64::max).map(|millis| millis / 1000.0)],
+    )
+}
+
+/// The largest sample of a bucket. Whoever covers all queues sees their sums, others only their queues.
+fn largest(frame: &Frame, measured: &[&Measured], what: What, join: fn(u64, u64) -> u64) -> Option<f64> {
+    let mut minutes = BTreeMap::<DateTime<Utc>, u64>::new();
+    for sample in values(measured, what).filter(|sample| sample.queue.is_empty() == frame.rights.covers_all())
+    {
+        let of_minute = minutes.entry(sample.minute).or_default();
+        *of_minute = join(*of_minute, sample.value);
+    }
+    minutes.into_values().max().map(|largest| largest as f64)
 }
 
 fn run_times(frame: &Frame, overview: &Overview) -> Markup {
     let bucket = |(from, tallied): (DateTime<Utc>, Vec<&Tallied>)| {
         let successes = tallied.iter().copied().filter(|tally| tally.outcome == Outcome::Succeeded);
-        let run = stats::percentiles(successes);
+        let run = stats::run_seconds(successes);
         let href = run.p50.map(|_| ended_in(frame, from, overview.range, Some(Status::Succeeded)));
         Bucket { from, href, values: vec![run.p50, run.p95, run.p99] }
     };
-    let series = [
-        Series { name: "median", class: "c-p50" },
-        Series { name: "95 %", class: "c-p95" },
-        Series { name: "99 %", class: "c-p99" },
-    ];
     let buckets: Vec<Bucket> =
         buckets(overview.range, frame.now, &overview.tallied).into_iter().map(bucket).collect();
     show(
         overview.range,
         "run-times",
         "Run time of successes",
-        &series,
+        &PERCENTILES,
         &buckets,
         format::seconds,
         Look::Steps,
@@ -339,6 +431,7 @@ mod tests {
             counts: Vec::new(),
             last_hour: tallied.clone(),
             tallied,
+            measured: Vec::new(),
             per_second: 1.5,
             overdue: vec![(HOSTILE.into(), Duration::from_secs(900))],
             queues: Vec::new(),

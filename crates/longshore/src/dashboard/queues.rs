@@ -63,7 +63,7 @@ async fn load(view: &View) -> ApiResult<Vec<QueueRow>> {
             per_second: stats::rate(&ended, view.frame.now),
             age: overdue.iter().find(|(name, _)| *name == queue.name).map(|(_, age)| *age),
             workers: rights.covers_all().then(|| live_workers(&workers, &queue.name)),
-            run: stats::percentiles(ended.iter().filter(|tally| tally.outcome == Outcome::Succeeded)),
+            run: stats::run_seconds(ended.iter().filter(|tally| tally.outcome == Outcome::Succeeded)),
             queue,
         }
     };

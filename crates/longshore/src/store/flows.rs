@@ -338,4 +338,6 @@ pub struct Pending {
     pub changes: bool,
     /// A flow's deadline has passed, or the cancel of a flow was cut off.
     pub cancels: bool,
+    /// An operation waits for a process that executes it.
+    pub operations: bool,
 }

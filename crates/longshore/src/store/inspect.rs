@@ -8,6 +8,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::failure::Fingerprint;
 use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, Status};
 
@@ -26,6 +27,12 @@ pub struct Glance {
     pub attempts: u16,
     /// Whether its cancellation was requested; true for every cancelled job.
     pub cancel_requested: bool,
+    /// When it was created.
+    #[serde(skip)]
+    pub created_at: DateTime<Utc>,
+    /// When it ended.
+    #[serde(skip)]
+    pub ended_at: Option<DateTime<Utc>>,
 }
 
 /// Which jobs to list. A job must match every field that is set.
@@ -44,6 +51,8 @@ pub struct ListFilter {
     /// Jobs whose last error contains this text, whatever the case of the letters A to Z. Only jobs that
     /// failed, were cancelled or are tried again have one that counts.
     pub error: Option<String>,
+    /// Jobs whose last failure belongs to this group: dead letters, and jobs that are tried again.
+    pub failure: Option<Fingerprint>,
     /// Jobs whose ids match.
     pub id: Option<IdPattern>,
     /// The job with this idempotency key, its own or that of a request merged into it.
@@ -104,6 +113,7 @@ impl ListFilter {
     /// The statuses of jobs whose last error counts.
     const WITH_ERROR: [Status; 4] =
         [Status::Running, Status::Retrying, Status::FailedPermanent, Status::Cancelled];
+    const WITH_FAILURE: [Status; 3] = [Status::Running, Status::Retrying, Status::FailedPermanent];
     const ENDED: [Status; 3] = [Status::Succeeded, Status::FailedPermanent, Status::Cancelled];
 }
 
@@ -136,6 +146,7 @@ impl ListFilter {
     pub(crate) fn searches(&self) -> Vec<ListFilter> {
         let is_possible = |status: &Status| {
             (self.error.is_none() || ListFilter::WITH_ERROR.contains(status))
+                && (self.failure.is_none() || ListFilter::WITH_FAILURE.contains(status))
                 && ((self.ended_before.is_none() && self.ended_after.is_none())
                     || ListFilter::ENDED.contains(status))
         };
@@ -169,6 +180,13 @@ impl ListFilter {
         error.is_some_and(|error| error.to_ascii_lowercase().contains(&wanted.to_ascii_lowercase()))
     }
 
+    /// Whether the last failure of a job belongs to the group of the filter.
+    fn has_failure(&self, job: &JobRecord) -> bool {
+        let Some(wanted) = self.failure else { return true };
+        ListFilter::WITH_FAILURE.contains(&job.status)
+            && job.last_error.as_ref().is_some_and(|error| Fingerprint::of(&job.kind, error) == wanted)
+    }
+
     /// Whether a job that ended then is in the range of the filter.
     pub(crate) fn has_end(&self, ended: Option<DateTime<Utc>>) -> bool {
         self.ended_before.is_none_or(|before| ended.is_some_and(|at| at < before))
@@ -186,6 +204,7 @@ impl ListFilter {
             && self.tag.as_ref().is_none_or(|tag| job.tags.contains(tag))
             && (self.error.is_none() || ListFilter::WITH_ERROR.contains(&job.status))
             && self.has_error(job.last_error.as_deref())
+            && self.has_failure(job)
             && self.id.as_ref().is_none_or(|id| id.matches(job.id.0))
             && self.has_end(job.finished_at)
             && (self.unique_key.is_none() || (job.unique_key == self.unique_key && job.finished_at.is_none()))
@@ -205,7 +224,8 @@ impl ListFilter {
     pub(crate) fn live(&self, finished: FinishedJobs) -> Option<Live> {
         match (self.status(), &self.queue) {
             // These are read row by row.
-            _ if self.tag.is_some() || self.group.is_some() || self.error.is_some() => None,
+            _ if self.tag.is_some() || self.group.is_some() => None,
+            _ if self.error.is_some() || self.failure.is_some() => None,
             (Some(Status::Queued | Status::Retrying), Some(_)) => Some(Live::Waiting),
             (None, Some(_)) if finished != FinishedJobs::Many => Some(Live::WaitingAndRunning),
             (None, None) if finished == FinishedJobs::None => Some(Live::Running),
@@ -251,6 +271,7 @@ impl Default for ListFilter {
             group: None,
             tag: None,
             error: None,
+            failure: None,
             id: None,
             idempotency_key: None,
             unique_key: None,

@@ -24,7 +24,7 @@ use crate::BoxFuture;
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::id_pattern::IdPattern;
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
@@ -32,13 +32,16 @@ mod check;
 mod claim;
 pub mod cursor;
 mod events;
+mod failures;
 mod flows;
 mod groups;
+mod history;
 mod inspect;
 mod kinds;
 mod lease;
 mod notices;
 mod operate;
+mod operations;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod queues;
@@ -60,6 +63,7 @@ pub use cursor::ClaimCursor;
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventRecord, MAX_EVENT};
+pub use failures::{FailureFilter, FailureRecord};
 pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
     NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
@@ -67,6 +71,8 @@ pub use flows::{
 pub(crate) use flows::{FLOW_EVENT, flow_event, warn_of_refused_flow};
 pub(crate) use groups::next_start;
 pub use groups::{GroupChange, GroupRecord, PlaceInLine};
+pub(crate) use history::{KEPT_DAYS, MINUTES_KEPT_HOURS, Measure, bucket_of};
+pub use history::{Measured, NewMeasure, What};
 pub(crate) use inspect::{
     FinishedJobs, Found, Live, PageBuilder, Search, Searched, Step, Walk, Walked, merge,
 };
@@ -75,6 +81,12 @@ pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
 pub use lease::{Fenced, Lease};
 pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
+#[cfg(feature = "sqlite")]
+pub(crate) use operations::OPERATION_RETENTION_DAYS;
+pub use operations::{
+    Action, HeldOperation, Holder, JobFilter, NewOperation, OperationFilter, OperationRecord, OperationState,
+    OperationStep, Selection,
+};
 pub use queues::{QueueChange, QueueRecord};
 pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
 pub use retain::{Retained, Retention};
@@ -84,7 +96,7 @@ pub use stats::{Ahead, Count, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
 pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState};
-pub use tokens::{NewToken, Scope, TokenRecord};
+pub use tokens::{NewSession, NewToken, Scope, TokenRecord};
 pub use workers::{ALL_QUEUES, Beat, NewWorker, Registration, WorkerRecord};
 
 pub(crate) use claim::shared;
@@ -93,7 +105,7 @@ pub(crate) use notices::NoticeSender;
 #[cfg(feature = "postgres")]
 pub(crate) use notices::WeakNoticeSender;
 pub(crate) use recover::warn_of_refused_worker;
-pub(crate) use settle::{EndedBy, clean, storable_result};
+pub(crate) use settle::{EndedBy, clean, failure_of, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema version that this build supports, the same on both engines.
@@ -353,6 +365,44 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Lists the ids of dead letters, oldest first.
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
 
+    // ---- operations -------------------------------------------------------
+
+    /// Stores an operation, which runs from now on. Storing the same operation again changes nothing. Fails
+    /// with a conflict if the id belongs to an operation with another action or other jobs.
+    async fn put_operation(&self, operation: &NewOperation) -> Result<()>;
+
+    /// Returns one operation.
+    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>>;
+
+    /// Lists operations, newest first.
+    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>>;
+
+    /// Takes the oldest running operation that no other process holds, for this time; `None` if there is none.
+    async fn take_operation(&self, holder: Holder, hold: Duration) -> Result<Option<HeldOperation>>;
+
+    /// Stores what a step has done, and holds the operation further. Returns the state, so that the holder
+    /// notices a stop; an operation that is not running is no longer held. `None` means that another process
+    /// has taken the operation, and nothing changed.
+    async fn save_operation_step(
+        &self,
+        id: OperationId,
+        holder: Holder,
+        step: &OperationStep,
+    ) -> Result<Option<OperationState>>;
+
+    /// Ends a running operation: it is done, or failed with this error. Changes nothing and returns false
+    /// if another process has taken it, or if it was stopped.
+    async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool>;
+
+    /// Stops an operation if it is running. Returns its state; `None` if it does not exist.
+    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>>;
+
+    /// Lets an operation continue that was stopped or failed. Returns its state; `None` if it does not exist.
+    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>>;
+
+    /// Removes up to `limit` operations that have not been running for 7 days. Returns how many.
+    async fn remove_operations(&self, limit: u32) -> Result<u64>;
+
     // ---- events -----------------------------------------------------------
 
     /// Stores an event, unless one with its name exists. Wakes nobody:
@@ -412,8 +462,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- advance ----------------------------------------------------------
 
-    /// Returns what upkeep has to do now: deliver events, follow changes, cancel flows. One
-    /// statement.
+    /// Returns what upkeep has to do now: deliver events, follow changes, cancel flows, execute operations.
+    /// One statement.
     async fn pending(&self) -> Result<Pending>;
 
     /// Follows up to `limit` changes of flows: members that ended or were reopened. Releases or ends
@@ -578,6 +628,31 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
         jobs: &[ValidJob],
     ) -> Result<Ticked>;
 
+    // ---- failures ---------------------------------------------------------
+
+    /// Lists groups of failures, those with the newest failure first.
+    async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>>;
+
+    /// Adds up to `step` failures to the numbers of their groups, and removes groups that were last seen 30 days
+    /// ago and have no dead letter. Returns how many failures it added. The numbers that
+    /// [`failures`](Store::failures) returns do not change.
+    async fn fold_failures(&self, step: u32) -> Result<u64>;
+
+    // ---- history ----------------------------------------------------------
+
+    /// Adds measures to the current minute.
+    async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()>;
+
+    /// As [`put_measures`](Store::put_measures), but only if no process has done so in this minute. Returns whether it
+    /// did.
+    async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool>;
+
+    /// Returns what was measured since then, oldest first.
+    async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>>;
+
+    /// Folds up to `step` measures into hours, and removes old ones. Returns how many it folded or removed.
+    async fn fold_measures(&self, step: u32) -> Result<u64>;
+
     // ---- retain -----------------------------------------------------------
 
     /// Removes up to `step` finished jobs whose retention has passed. Does not examine
@@ -596,8 +671,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// conflict if the id or the hash belongs to another token.
     async fn put_token(&self, token: &NewToken) -> Result<()>;
 
-    /// Returns the tokens with these hashes, in the same order. A token that is unknown,
-    /// revoked or, by the engine's clock, expired is `None`.
+    /// Returns the tokens with these hashes, or with sessions that have them, in the same order. A token that is
+    /// unknown, revoked or, by the engine's clock, expired is `None`, and so is an expired session.
     async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>>;
 
     /// Lists all tokens, newest first, including revoked and expired ones.
@@ -606,6 +681,12 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Revokes a token. Returns whether it exists. A token that was revoked before
     /// keeps its first revocation time.
     async fn revoke_token(&self, id: Uuid) -> Result<bool>;
+
+    /// Stores a session of a token, and removes some that have expired. Returns when it expires.
+    async fn put_session(&self, session: &NewSession) -> Result<DateTime<Utc>>;
+
+    /// Removes a session. Returns whether it existed.
+    async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool>;
 
     // ---- kinds ------------------------------------------------------------
 

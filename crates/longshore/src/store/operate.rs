@@ -1,6 +1,7 @@
 //! Operators' commands on single jobs, and their results.
 
 use crate::enqueue::ValidEdit;
+use crate::failure::Fingerprint;
 use crate::job::JobId;
 
 /// An operator's command, as [`lifecycle`](crate::lifecycle) decided it.
@@ -43,6 +44,8 @@ pub struct DeadFilter {
     pub kind: Option<String>,
     /// Jobs of this queue.
     pub queue: Option<String>,
+    /// Jobs whose failure belongs to this group.
+    pub failure: Option<Fingerprint>,
     /// Jobs with ids after this one.
     pub after: Option<JobId>,
     /// The maximum number of ids.

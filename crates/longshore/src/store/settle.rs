@@ -7,6 +7,8 @@ use serde_json::value::RawValue;
 
 use super::{Interruptor, Lease, PendingWait};
 use crate::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
+use crate::failure::Fingerprint;
+use crate::job::{AttemptEnd, Outcome};
 use crate::lifecycle::{LeaseFlags, Leave, When};
 
 /// How many attempts without success a job keeps in its history, beside its newest error.
@@ -27,6 +29,23 @@ pub struct Settlement {
     pub follow_ups: Vec<ValidJob>,
     /// What the job waits for, if it is suspended.
     pub waits: Vec<PendingWait>,
+    /// The group of failures to which the attempt belongs, if it failed.
+    pub failure: Option<Fingerprint>,
+}
+
+/// The group of failures to which an attempt of a job of this kind belongs, if it ends with one. A cancel is
+/// none, even if it has a reason.
+pub(crate) fn failure_of(kind: &str, leave: &Leave) -> Option<Fingerprint> {
+    let error = match leave {
+        Leave::Finish(finish) if finish.outcome == Outcome::FailedPermanent => finish.error.as_deref(),
+        Leave::Requeue(requeue)
+            if matches!(requeue.history, Some(AttemptEnd::Failed | AttemptEnd::Interrupted)) =>
+        {
+            requeue.error.as_deref()
+        }
+        Leave::Finish(_) | Leave::Requeue(_) => None,
+    };
+    error.map(|error| Fingerprint::of(kind, error))
 }
 
 impl Settlement {

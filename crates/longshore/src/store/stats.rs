@@ -84,7 +84,7 @@ pub(crate) fn add_up(tallies: impl IntoIterator<Item = Tally>) -> Vec<Tallied> {
 
 /// The upper bound of a bucket. Buckets are logarithmic: four per doubling of
 /// 1 + milliseconds.
-fn bucket_end_ms(run_bucket: i32) -> f64 {
+pub(super) fn bucket_end_ms(run_bucket: i32) -> f64 {
     ((f64::from(run_bucket) + 1.0) / 4.0).exp2() - 1.0
 }
 

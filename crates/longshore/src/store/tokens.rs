@@ -1,6 +1,8 @@
 //! API tokens and their scopes. Only the hash of a secret is stored, and no operation
 //! returns it. Creating secrets is not part of the store.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Datelike, Utc};
 use serde::Serialize;
 use uuid::Uuid;
@@ -48,6 +50,17 @@ impl std::str::FromStr for Scope {
             Error::invalid("scopes", format!("scopes: `{name}` does not exist; use {names}"))
         })
     }
+}
+
+/// A login of a browser: a secret in a cookie that stands for a token until it expires or the token ends.
+#[derive(Clone, Copy, Debug)]
+pub struct NewSession {
+    /// The hash of the secret.
+    pub hash: [u8; 32],
+    /// The token.
+    pub token: Uuid,
+    /// How long the session lasts.
+    pub lasts: Duration,
 }
 
 /// A token to store.

@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) slots: Slots,
     pub(super) contact: Contact,
     pub(super) hook_calls: HookCalls,
+    /// Notified when an operation waits for a process that executes it.
+    pub(super) operations_wait: Notify,
     pub(super) phase: watch::Sender<Phase>,
     worker_id: Mutex<WorkerId>,
 }
@@ -76,6 +78,7 @@ impl Shared {
             slots: Slots::new(),
             contact: Contact::new(),
             hook_calls: HookCalls::default(),
+            operations_wait: Notify::new(),
             phase: watch::Sender::new(phase),
             worker_id: Mutex::new(worker_id),
         })

@@ -245,6 +245,7 @@ async fn supervise(
         upkeep.spawn(upkeep::cron(shared.clone()));
     }
     upkeep.spawn(upkeep::deliver(shared.clone()));
+    upkeep.spawn(upkeep::operations(shared.clone()));
     upkeep.spawn(upkeep::retain(shared.clone()));
     upkeep.spawn(upkeep::fold(shared.clone()));
     upkeep.spawn(upkeep::sample(shared.clone()));
@@ -283,6 +284,7 @@ async fn supervise(
         shared.metrics.completed(&attempt, "error", None);
     }
     shared.client.job_log.flush();
+    let _ = tokio::time::timeout(SIGN_OFF_TIMEOUT, shared.client.store_measures()).await;
     let worker_id = shared.worker_id();
     let retired = tokio::time::timeout(SIGN_OFF_TIMEOUT, shared.client.retire(worker_id)).await;
     if !matches!(retired, Ok(Ok(()))) {

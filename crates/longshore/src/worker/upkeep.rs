@@ -1,4 +1,4 @@
-//! Upkeep, in every worker process: recovery of dead workers' jobs, schedules, events, retention,
+//! Upkeep, in every worker process: recovery of dead workers' jobs, schedules, events, operations, retention,
 //! tallies and gauges. Each step is bounded, and a failed step is retried at its next turn.
 
 use std::sync::Arc;
@@ -185,8 +185,26 @@ pub(super) async fn deliver(shared: Arc<Shared>) {
             }
             () = notified => {}
         }
-        if let Err(error) = shared.client.do_pending().await {
-            tracing::warn!(%error, "could not deliver events or follow changes of flows; retrying");
+        match shared.client.do_pending().await {
+            Ok(pending) if pending.operations => shared.operations_wait.notify_one(),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "could not deliver events or follow changes of flows; retrying");
+            }
+        }
+    }
+}
+
+/// Executes operations that wait for a process. [`deliver`] finds them within a second.
+pub(super) async fn operations(shared: Arc<Shared>) {
+    loop {
+        tokio::select! {
+            () = shared.operations_wait.notified() => {}
+            () = shared.reached(Phase::Finishing) => return,
+        }
+        let pause = |time| shared.sleep_unless(Phase::Finishing, time);
+        if let Err(error) = shared.client.run_operations(pause).await {
+            tracing::warn!(%error, "could not continue an operation; retrying");
         }
     }
 }
@@ -221,10 +239,13 @@ pub(super) async fn retain(shared: Arc<Shared>) {
         if let Err(error) = shared.client.remove_old_flows(&shared.settings.retention).await {
             tracing::warn!(%error, "could not remove old flows; retrying at the next interval");
         }
+        if let Err(error) = shared.client.remove_old_operations().await {
+            tracing::warn!(%error, "could not remove old operations; retrying at the next interval");
+        }
     }
 }
 
-/// Folds the tallies, to keep counting cheap.
+/// Folds the tallies, the notes about failures and the measures, to keep reading them cheap.
 pub(super) async fn fold(shared: Arc<Shared>) {
     let pause = |time| shared.sleep_unless(Phase::Finishing, time);
     let interval = shared.settings.retention_interval;
@@ -238,20 +259,30 @@ pub(super) async fn fold(shared: Arc<Shared>) {
                 interval
             }
         };
+        if let Err(error) = shared.client.fold_history(pause).await {
+            tracing::warn!(%error, "could not fold failures or measures; retrying at the next interval");
+        }
     }
 }
 
-/// Refreshes the gauges: queue depth and the age of the oldest due job. The first refresh is
+/// Refreshes the gauges, and the history of the same numbers: queue depth and the age of the oldest due job. The first refresh is
 /// immediate, so that a new process shows values at once.
 pub(super) async fn sample(shared: Arc<Shared>) {
     loop {
-        match shared.client.counts().await {
-            Ok(counts) => shared.metrics.set_depth(&counts),
+        let counts = shared.client.counts().await;
+        match &counts {
+            Ok(counts) => shared.metrics.set_depth(counts),
             Err(error) => tracing::debug!(%error, "could not count jobs"),
         }
-        match shared.client.overdue().await {
-            Ok(overdue) => shared.metrics.set_overdue(&overdue),
+        let overdue = shared.client.overdue().await;
+        match &overdue {
+            Ok(overdue) => shared.metrics.set_overdue(overdue),
             Err(error) => tracing::debug!(%error, "could not find the oldest due jobs"),
+        }
+        if let (Ok(counts), Ok(overdue)) = (&counts, &overdue)
+            && let Err(error) = shared.client.store_samples(counts, overdue).await
+        {
+            tracing::debug!(%error, "could not store the depth of the queues");
         }
         if !shared.sleep_unless(Phase::Finishing, shared.settings.sample_interval).await {
             return;

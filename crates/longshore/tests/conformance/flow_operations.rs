@@ -1,5 +1,6 @@
 //! Commands on flows, deadlines and retention.
 
+use longshore::store::Claimed;
 use longshore::{DeadFilter, Ending, Flow, FlowId, FlowStatus, Retention, Status, chain, fan_out};
 
 use crate::fixture::*;
@@ -12,6 +13,7 @@ cases! {
     a_deadline_cancels_the_flow,
     a_retry_runs_only_the_failed_part,
     a_retry_runs_what_was_skipped_after_it_began,
+    a_retry_brings_back_what_it_has_passed_by,
     a_task_that_comes_back_counts_at_once,
     an_event_does_not_start_a_task_that_waits_for_others,
     no_task_starts_while_a_parent_runs_again,
@@ -176,6 +178,25 @@ async fn a_retry_runs_what_was_skipped_after_it_began(fixture: Fixture) {
     assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
 }
 
+/// `b` was skipped because of `a`, but the retry sees it first, and does not know yet that `a` runs again.
+async fn a_retry_brings_back_what_it_has_passed_by(fixture: Fixture) {
+    let flow = Flow::new("f").task(named("b").after("a")).task(named("a"));
+    let flow = put(&fixture, flow).await.id;
+    let worker = fixture.worker_with(DAY).await;
+    end(&fixture, worker, "a", failed_permanently()).await;
+    let before = fixture.store().now().await.expect("now");
+    let mut after = None;
+    for reopened in [0, 1] {
+        let step = fixture.store().retry_members(flow, before, after, 1).await.expect("retry_members");
+        assert_eq!(step.reopened, reopened);
+        after = step.next;
+    }
+    for kind in ["a", "b"] {
+        end(&fixture, worker, kind, done()).await;
+    }
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+}
+
 /// Other flows have so many changes that the end of a task is followed long before the return of another one.
 async fn a_task_that_comes_back_counts_at_once(fixture: Fixture) {
     let flow = Flow::new("f").task(named("a")).task(named("b").after("a")).on_end(job("end"));
@@ -225,9 +246,10 @@ async fn an_event_does_not_start_a_task_that_waits_for_others(fixture: Fixture) 
     expect(&fixture, flow, [("a", "queued"), ("b", "held")]).await;
     fixture.emit("approved", &()).await.expect("emit");
     expect(&fixture, flow, [("a", "queued"), ("b", "held")]).await;
-    for kind in ["a", "b"] {
-        end(&fixture, worker, kind, done()).await;
-    }
+    let due = fixture.claim(worker, 10).await;
+    assert_eq!(due.iter().map(Claimed::kind).collect::<Vec<_>>(), ["a"]);
+    fixture.must_finish(&due[0], done()).await;
+    end(&fixture, worker, "b", done()).await;
 }
 
 /// One step closes at most 2,000 links, and reopened parents come first.

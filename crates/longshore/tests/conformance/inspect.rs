@@ -12,6 +12,7 @@ cases! {
     a_list_is_newest_first_across_all_statuses,
     a_list_by_status_finds_only_that_status,
     a_list_of_several_statuses_is_newest_first_and_continues,
+    a_list_ends_where_the_first_of_its_searches_stopped,
     a_list_by_group_error_id_or_end_finds_the_matching_jobs,
     a_list_shows_each_job_as_get_does,
     a_running_job_is_shown_with_the_name_of_its_worker,
@@ -123,6 +124,21 @@ async fn a_list_of_several_statuses_is_newest_first_and_continues(fixture: Fixtu
             assert_eq!(listed(&page), expected[1..expected.len().min(1 + limit as usize)], "{statuses:?}");
         }
     }
+}
+
+/// The search for waiting jobs stops before it has looked as far back as the failed job.
+async fn a_list_ends_where_the_first_of_its_searches_stopped(fixture: Fixture) {
+    let failed = fixture.ended(job("mail").tags(["late"]), Outcome::FailedPermanent).await;
+    fixture.enqueue_many((0..1_100).map(|_| job("mail"))).await.expect("enqueue_many");
+    let by = ListFilter {
+        statuses: vec![Status::Queued, Status::FailedPermanent],
+        tag: Some("late".into()),
+        search_time: Duration::ZERO,
+        ..filter()
+    };
+    let page = fixture.list(&by).await.expect("list");
+    assert!(page.jobs.is_empty() && page.next.is_some(), "{page:?}");
+    assert_eq!(all(&fixture, &by).await, [failed]);
 }
 
 async fn a_list_by_group_error_id_or_end_finds_the_matching_jobs(fixture: Fixture) {

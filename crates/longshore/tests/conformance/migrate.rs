@@ -16,6 +16,7 @@ cases! {
     a_database_without_tables_is_at_version_zero,
     a_database_of_the_first_version_keeps_its_jobs,
     a_database_of_version_six_keeps_its_flows,
+    workers_of_version_seven_go_on,
     operations_missing_from_the_first_version_say_to_migrate,
     concurrent_migrations_all_succeed,
     operations_without_tables_say_to_migrate,
@@ -42,8 +43,27 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
     assert_eq!(bare.store().schema_version().await.expect("version"), SCHEMA_VERSION);
 }
 
+/// Removes everything that version 8 added.
+async fn downgrade_to_version_seven(fixture: &Fixture) {
+    if fixture.engine() == Engine::Postgres {
+        fixture.sql("drop table failure_notes", None).await;
+    }
+    const UNDO: &str = "
+        drop table operations;
+        drop table failures;
+        drop table measures;
+        drop table sessions;
+        drop index finished_failures;
+        alter table finished drop column failure;
+        alter table attempts drop column failure;
+        delete from upkeep where name in ('failures', 'measures', 'samples');
+        delete from migrations where version > 7";
+    fixture.sql(UNDO, None).await;
+}
+
 /// Removes everything that later migrations added to version 1.
 async fn downgrade_to_version_one(fixture: &Fixture) {
+    downgrade_to_version_seven(fixture).await;
     let drop_triggers = match fixture.engine() {
         Engine::Postgres => {
             "drop function refuse_old_worker cascade; drop sequence turn_ids, flow_change_ids cascade"
@@ -136,10 +156,25 @@ async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
     fixture.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
 }
 
+async fn workers_of_version_seven_go_on(fixture: Fixture) {
+    let running = fixture.running(job("mail")).await;
+    let dead = fixture.ended(job("sms"), longshore::Outcome::FailedPermanent).await;
+    downgrade_to_version_seven(&fixture).await;
+    fixture.sql("update workers set schema_version = 7", None).await;
+    let client = fixture.second_client().await;
+    assert_eq!(client.migrate().await.expect("migrate"), Migrated { from: 7, to: SCHEMA_VERSION });
+    fixture.must_finish(&running, failed_permanently()).await;
+    let groups = fixture.failures(&longshore::FailureFilter::default()).await.expect("failures");
+    assert_eq!(groups.len(), 1, "an earlier failure has no group");
+    assert_eq!(groups[0].job, running.lease().id);
+    assert_eq!(fixture.status(dead).await, Status::FailedPermanent);
+}
+
 async fn a_database_of_version_six_keeps_its_flows(fixture: Fixture) {
     let flow = put(&fixture, chain![task("a", job("mail")), task("b", job("mail")), task("c", job("mail"))])
         .await
         .id;
+    downgrade_to_version_seven(&fixture).await;
     const UNDO: &str = "
         drop index flow_changes_returns;
         alter table flows drop column links;

@@ -84,6 +84,7 @@ fn default_recovery(claimed: &Claimed) -> Settlement {
         leave: lifecycle::recover(&running, Recovery::Default(Interruption::default())),
         follow_ups: Vec::new(),
         waits: Vec::new(),
+        failure: None,
     }
 }
 

@@ -77,6 +77,7 @@ pub(crate) fn settlement(lease: Lease, attempt: u16, ending: Ending, seen: Optio
         leave: lifecycle::settle(&running, ending),
         follow_ups: Vec::new(),
         waits: Vec::new(),
+        failure: None,
     }
 }
 

@@ -273,7 +273,8 @@ async fn apply(fixture: &Fixture, id: JobId, state: &State, event: Event) -> boo
                 _ => Some(running.flags),
             };
             let leave = lifecycle::settle(&running, ending);
-            let settlement = Settlement { lease, seen, leave, follow_ups: Vec::new(), waits: Vec::new() };
+            let settlement =
+                Settlement { lease, seen, leave, follow_ups: Vec::new(), waits: Vec::new(), failure: None };
             fixture.store().settle(&[settlement]).await.expect("settle") == [Settled::Stored]
         }
         Event::Recover(recovery) => {
@@ -287,6 +288,7 @@ async fn apply(fixture: &Fixture, id: JobId, state: &State, event: Event) -> boo
                 leave,
                 follow_ups: Vec::new(),
                 waits: Vec::new(),
+                failure: None,
             };
             let recoveries = [(Interruptor::DeadWorker, settlement)];
             fixture.store().recover(&recoveries).await.expect("recover")

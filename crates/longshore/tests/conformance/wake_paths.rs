@@ -12,8 +12,8 @@ use longshore::store::{
 };
 use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{
-    DeadFilter, Decision, Edit, Ending, GroupChange, Interruption, JobId, NewJob, NewSchedule, Outcome,
-    Report, Status, SweepOptions, SweepScope, UniqueMode, When,
+    Action, DeadFilter, Decision, Edit, Ending, GroupChange, Interruption, JobId, NewJob, NewOperation,
+    NewSchedule, Outcome, Report, Status, SweepOptions, SweepScope, UniqueMode, When,
 };
 use sqlx::Connection as _;
 
@@ -44,6 +44,7 @@ cases! {
     an_operators_retry_of_a_finished_job_starts_it,
     a_redriven_job_starts,
     a_job_redriven_among_many_starts,
+    a_job_retried_by_an_operation_starts,
     an_edited_job_starts,
     a_resumed_queue_starts_its_jobs,
     a_raised_limit_starts_waiting_jobs,
@@ -83,7 +84,7 @@ async fn idle_worker(fixture: &Fixture) -> RunningWorker {
     // So when the job has run, the worker has no reason to claim again. After a claim that
     // follows a wake-up, it would make a head scan some time later, which could find the
     // job of the case without a wake-up.
-    let first = store_unnoticed(fixture).await;
+    let first = store_unnoticed(fixture, job("mail")).await;
     let running = run_worker(worker).await;
     until_status(fixture, first, Status::Succeeded).await;
     running
@@ -95,8 +96,8 @@ async fn must_start(fixture: &Fixture, running: RunningWorker, id: JobId) {
 }
 
 /// Stores a due job without notifying any worker.
-async fn store_unnoticed(fixture: &Fixture) -> JobId {
-    let job = job("mail").validate().expect("valid");
+async fn store_unnoticed(fixture: &Fixture, job: NewJob) -> JobId {
+    let job = job.validate().expect("valid");
     fixture.store().enqueue(std::slice::from_ref(&job), KeyWait::Long).await.expect("enqueue");
     job.id()
 }
@@ -159,9 +160,12 @@ async fn waits_for_its_group(fixture: &Fixture) -> (Claimed, JobId) {
     (claimed, fixture.add(job("mail").group("acme")).await)
 }
 
+/// The worker has seen no group with a limit: otherwise it would claim again when a job of its own ends.
 async fn the_end_of_a_job_starts_the_next_one_of_its_group(fixture: Fixture) {
-    let (claimed, id) = waits_for_its_group(&fixture).await;
+    fixture.group_defaults("default", Some(1), None).await.expect("defaults");
+    let claimed = fixture.running(job("mail").group("acme")).await;
     let running = idle_worker(&fixture).await;
+    let id = store_unnoticed(&fixture, job("mail").group("acme")).await;
     fixture.must_finish(&claimed, done()).await;
     must_start(&fixture, running, id).await;
 }
@@ -325,8 +329,14 @@ async fn a_job_whose_release_was_stored_without_a_reply_starts(fixture: Fixture)
     // Stored, but its caller did not learn that, so it sent no wake-up.
     let leave = settle(&claimed_state(&fixture, &claimed).await, not_started(&claimed));
     let seen = Some(LeaseFlags::default());
-    let settlement =
-        Settlement { lease: claimed.lease(), seen, leave, follow_ups: Vec::new(), waits: Vec::new() };
+    let settlement = Settlement {
+        lease: claimed.lease(),
+        seen,
+        leave,
+        follow_ups: Vec::new(),
+        waits: Vec::new(),
+        failure: None,
+    };
     assert_eq!(fixture.store().settle(&[settlement]).await.expect("settle"), [Settled::Stored]);
     assert_eq!(fixture.finish(&claimed, not_started(&claimed)).await, Fenced::LeaseLost);
     must_start(&fixture, running, claimed.lease().id).await;
@@ -366,7 +376,7 @@ async fn a_job_that_its_worker_does_not_know_of_is_released_and_starts(fixture: 
 async fn a_job_of_an_abandoned_claim_starts(fixture: Fixture) {
     let other = fixture.worker().await;
     let running = idle_worker(&fixture).await;
-    let id = store_unnoticed(&fixture).await;
+    let id = store_unnoticed(&fixture, job("mail")).await;
     let (client, mut cursor) = (fixture.client(), ClaimCursor::default());
     let request = ClaimRequest::new(other, 1);
     let mut claim = Box::pin(client.claim(&request, &mut cursor));
@@ -433,6 +443,15 @@ async fn a_job_redriven_among_many_starts(fixture: Fixture) {
     must_start(&fixture, running, id).await;
 }
 
+async fn a_job_retried_by_an_operation_starts(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    let running = idle_worker(&fixture).await;
+    // The worker may execute the operation itself; either one notifies.
+    fixture.start_operation(NewOperation::of_jobs(Action::Retry, [id])).await.expect("start");
+    fixture.run_operations(|_| std::future::ready(true)).await.expect("run");
+    must_start(&fixture, running, id).await;
+}
+
 async fn an_edited_job_starts(fixture: Fixture) {
     let id = fixture.add(job("mail").delay(DAY)).await;
     let running = idle_worker(&fixture).await;
@@ -443,7 +462,7 @@ async fn an_edited_job_starts(fixture: Fixture) {
 async fn a_resumed_queue_starts_its_jobs(fixture: Fixture) {
     let running = idle_worker(&fixture).await;
     fixture.pause("default").await.expect("pause");
-    let id = store_unnoticed(&fixture).await;
+    let id = store_unnoticed(&fixture, job("mail")).await;
     fixture.resume("default").await.expect("resume");
     must_start(&fixture, running, id).await;
 }
@@ -453,10 +472,10 @@ async fn limit_changed_to(fixture: Fixture, limit: Option<u32>) {
     // Unlike `Client::limit`, this does not notify the worker.
     let one = QueueChange { limit: Some(Some(1)), ..QueueChange::default() };
     fixture.store().set_queue("default", &one).await.expect("set_queue");
-    store_unnoticed(&fixture).await;
+    store_unnoticed(&fixture, job("mail")).await;
     let other = fixture.worker().await;
     fixture.claim_one(other).await;
-    let waiting = store_unnoticed(&fixture).await;
+    let waiting = store_unnoticed(&fixture, job("mail")).await;
     fixture.limit("default", limit).await.expect("limit");
     must_start(&fixture, running, waiting).await;
 }

@@ -175,6 +175,8 @@ mod tests {
             status: Status::Queued,
             attempts,
             cancel_requested: false,
+            created_at: chrono::DateTime::UNIX_EPOCH,
+            ended_at: None,
         })
     }
 

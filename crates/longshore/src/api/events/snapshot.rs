@@ -119,6 +119,8 @@ mod tests {
             status,
             attempts: 0,
             cancel_requested: false,
+            created_at: chrono::DateTime::UNIX_EPOCH,
+            ended_at: None,
         }
     }
 

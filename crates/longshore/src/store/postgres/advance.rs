@@ -66,11 +66,17 @@ const PENDING: &str = "
                     from longshore.flows
                    where deadline <= longshore.clock()
                      and ended_at is null
-                     and not cancelled)";
+                     and not cancelled),
+           exists (
+             select 1
+               from longshore.operations
+              where state = 'running'
+                and (held_until is null or held_until <= longshore.clock()))";
 
 pub(super) async fn pending(tx: &mut Tx<'_>) -> Sql<Pending> {
-    let (events, changes, cancels) = sqlx::query_as(tx.sql(PENDING)).fetch_one(&mut *tx.connection).await?;
-    Ok(Pending { events, changes, cancels })
+    let (events, changes, cancels, operations) =
+        sqlx::query_as(tx.sql(PENDING)).fetch_one(&mut *tx.connection).await?;
+    Ok(Pending { events, changes, cancels, operations })
 }
 
 const HAS_CHANGES: &str = "

@@ -452,7 +452,14 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (String, String) {
             },
         ),
         (Walk::Finished, Some(Status::FailedPermanent)) => (
-            "select id, finished_at, last_error from longshore.finished where outcome = 'failed_permanent' and",
+            match filter.failure {
+                Some(_) => {
+                    "select id, finished_at, last_error from longshore.finished where failure = {failure} and"
+                }
+                None => {
+                    "select id, finished_at, last_error from longshore.finished where outcome = 'failed_permanent' and"
+                }
+            },
             "true",
         ),
         (Walk::Finished, Some(Status::Cancelled)) => (
@@ -477,6 +484,8 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (String, String) {
     // Each parameter is in the statement, so that Postgres knows its type.
     let condition =
         |is_set: bool, condition: String, unset: &str| if is_set { condition } else { unset.to_owned() };
+    // A number, and no parameter: the statement about the last row has no others.
+    let failure = filter.failure.map(|fingerprint| format!("({})", fingerprint.0)).unwrap_or_default();
     let own_error = if walk == Walk::Finished { "c.last_error, " } else { "" };
     let matches = [
         status.to_owned(),
@@ -487,8 +496,13 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (String, String) {
         condition(filter.error.is_some(), HAS_ERROR.replace("{own_error}", own_error), "$8::text is null"),
         condition(filter.ended_after.is_some(), "c.finished_at >= $9".into(), "$9::timestamptz is null"),
         condition(filter.ended_before.is_some(), "c.finished_at < $10".into(), "$10::timestamptz is null"),
+        condition(
+            filter.failure.is_some() && walk != Walk::Finished,
+            HAS_FAILURE.replace("{failure}", &failure),
+            "true",
+        ),
     ];
-    let rows = ROWS.replace("{rows}", rows);
+    let rows = ROWS.replace("{rows}", &rows.replace("{failure}", &failure));
     let walk = WALK
         .replace("{rows}", &rows)
         .replace("{request}", request)
@@ -509,6 +523,14 @@ const HAS_ERROR: &str = "position($8 in lower(coalesce({own_error}(
                 and error is not null
               order by lease_no desc
               limit 1)) collate \"C\")) > 0";
+
+const HAS_FAILURE: &str = "(
+             select failure
+               from longshore.attempts
+              where job = c.id
+                and error is not null
+              order by lease_no desc
+              limit 1) = {failure}";
 
 /// How many of these jobs to read: up to the one with which their large columns exceed `$2`
 /// bytes. The walk ends there, because the size of a compressed value is known only after
@@ -593,7 +615,7 @@ async fn bounded(
 }
 
 const GLANCE: &str = "
-    select s.id, s.kind, s.queue, s.status, s.attempts, s.cancel_requested
+    select s.id, s.kind, s.queue, s.status, s.attempts, s.cancel_requested, s.created_at, s.finished_at
       from ((select id from longshore.jobs order by id desc limit $1)
             union
             (select id from longshore.running order by id desc limit $1)
@@ -617,6 +639,8 @@ pub(super) async fn glance(tx: &mut Tx<'_>, limit: u32, also: &[JobId]) -> Sql<V
             attempts: row.try_get::<i16, _>(4)? as u16,
             // The view of an older version shows it only for running jobs.
             cancel_requested: row.try_get::<bool, _>(5)? || status == Status::Cancelled,
+            created_at: row.try_get(6)?,
+            ended_at: row.try_get(7)?,
         })
     };
     rows.into_iter().map(glance).collect()

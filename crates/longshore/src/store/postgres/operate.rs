@@ -386,6 +386,7 @@ const DEAD_LETTERS: &str = "
        and f.id > coalesce($1, '00000000-0000-0000-0000-000000000000')
        and ($2::text is null or j.kind = $2)
        and ($3::text is null or j.queue = $3)
+       and ($5::int8 is null or f.failure = $5)
      order by f.id
      limit $4";
 
@@ -395,6 +396,7 @@ pub(super) async fn dead_letters(tx: &mut Tx<'_>, filter: &DeadFilter) -> Sql<Ve
         .bind(&filter.kind)
         .bind(&filter.queue)
         .bind(i64::from(filter.limit))
+        .bind(filter.failure.map(|fingerprint| fingerprint.0))
         .fetch_all(&mut *tx.connection)
         .await?;
     Ok(ids.into_iter().map(JobId).collect())

@@ -19,12 +19,15 @@ const BLOCKS_PER_RANGE: i64 = 16;
 const MAX_RANGES: usize = 64;
 const MAX_EXAMINED: u64 = 20_000;
 
-/// The process that locks the row does the work; others find no row and do nothing.
-const BEGIN_STEP: &str = "
-    select name
-      from longshore.upkeep
-     where name = $1
-       for update skip locked";
+/// Locks a row of `upkeep` and returns whether this process does the work; others find no row and do nothing.
+pub(super) async fn takes_turn(tx: &mut Tx<'_>, name: &str) -> Sql<bool> {
+    const LOCK: &str = "
+        select name
+          from longshore.upkeep
+         where name = $1
+           for update skip locked";
+    Ok(sqlx::query(tx.sql(LOCK)).bind(name).fetch_optional(&mut *tx.connection).await?.is_some())
+}
 
 /// The ranges in which a job may have expired. A job that ended after the range was read
 /// cannot have expired before the shortest retention time (`$1`) has passed.
@@ -186,7 +189,7 @@ pub(super) async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sq
     let times = [policy.succeeded, policy.cancelled, policy.failed_permanent].map(|time| time.map(millis));
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    if sqlx::query(tx.sql(BEGIN_STEP)).bind("retain").fetch_optional(&mut *tx.connection).await?.is_none() {
+    if !takes_turn(tx, "retain").await? {
         return Ok(retained);
     }
     let mut read = HashSet::new();
@@ -290,7 +293,7 @@ const FOLD: &str = "
 pub(super) async fn fold_tallies(tx: &mut Tx<'_>, step: u32) -> Sql<u64> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    if sqlx::query(tx.sql(BEGIN_STEP)).bind("fold").fetch_optional(&mut *tx.connection).await?.is_none() {
+    if !takes_turn(tx, "fold").await? {
         return Ok(0);
     }
     let hour: DateTime<Utc> =

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::advance::note_ends;
 use super::enqueue::{insert_any, split};
 use super::events::is_any_emitted;
+use super::failures::note_failures;
 use super::run::{QUICK, within};
 use super::steps::save_waits;
 use super::turns::{add_turns, add_turns_of_freed};
@@ -138,8 +139,8 @@ macro_rules! record_attempts {
       returning job),
     recorded as (
       insert into longshore.attempts
-             (job, lease_no, attempt, what, worker, started_at, ended_at, error, omitted)
-      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error,
+             (job, lease_no, attempt, what, worker, started_at, ended_at, error, failure, omitted)
+      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error, t.failure,
              case when t.lease_no > 100 then
                nullif(coalesce((select max(a.omitted) from longshore.attempts a where a.job = t.id), 0)
                         + (select count(*) from pruned p where p.job = t.id), 0)
@@ -185,18 +186,21 @@ const FINISH: &str = concat!(
     with taken as (
       delete from longshore.running r
        using ",
-    held_leases!("(select $6::text[]), (select $7::text[]), (select $8::text[])", "error, result, history"),
+    held_leases!(
+        "(select $6::text[]), (select $7::text[]), (select $8::text[]), (select $13::int8[])",
+        "error, result, history, failure"
+    ),
     "
        where r.ctid = i.row_id
          and ",
     is_as_decided!("$9", "$10", "$11"),
     "
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.attempt, r.max_attempts, r.keyed, r.kind,
-                r.queue, r.grp, r.gate, r.flow, i.attempts, i.interruptions, i.error, i.result, i.history),
+                r.queue, r.grp, r.gate, r.flow, i.attempts, i.interruptions, i.error, i.result, i.history, i.failure),
     finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-              interruptions, last_error, result, flow)
+              interruptions, last_error, result, flow, failure)
       select t.id, t.claimed_at, longshore.clock(), case when $11 is null then t.worker end,
              t.lease_no, $12::text::longshore.outcome, t.attempts, t.max_attempts, t.interruptions,
              case
@@ -205,13 +209,15 @@ const FINISH: &str = concat!(
     earlier_error!(),
     "
              end,
-             t.result::json, t.flow
+             t.result::json, t.flow, t.failure
         from taken t),",
     add_turns_of_freed!(),
     ",",
     note_ends!("taken", "($12::text = 'succeeded')"),
     ",",
     record_attempts!(),
+    ",",
+    note_failures!(),
     ",",
     free_keys_and_tally!("$12"),
 );
@@ -223,13 +229,14 @@ const REQUEUE: &str = concat!(
       delete from longshore.running r
        using ",
     held_leases!(
-        "(select $6::text[]), (select $7::text[]), (select $8::timestamptz[]), (select $9::int8[])",
-        "error, history, run_at, delay_us"
+        "(select $6::text[]), (select $7::text[]), (select $8::timestamptz[]), (select $9::int8[]), (select $13::int8[])",
+        "error, history, run_at, delay_us, failure"
     ),
     "
        where r.ctid = i.row_id
          and ", is_as_decided!("$10", "$11", "$12"), "
-      returning r.*, i.attempts, i.interruptions as new_interruptions, i.error, i.history, i.run_at, i.delay_us),
+      returning r.*, i.attempts, i.interruptions as new_interruptions, i.error, i.history, i.run_at, i.delay_us,
+                i.failure),
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
@@ -244,6 +251,8 @@ const REQUEUE: &str = concat!(
     add_turns_of_freed!(),
     ",",
     record_attempts!(),
+    ",",
+    note_failures!(),
     "
     select array_agg(id), array_agg(lease_no) from taken",
 );
@@ -417,6 +426,7 @@ async fn finish(
         .bind(condition.superseded_seen)
         .bind(condition.recovers_dead)
         .bind(outcome.as_str())
+        .bind(failures(items.iter().map(|(item, _)| *item)))
         .fetch_one(&mut *tx.connection)
         .await?;
     Ok(pairs(taken))
@@ -440,6 +450,7 @@ async fn requeue(
         .bind(condition.cancel_seen)
         .bind(condition.superseded_seen)
         .bind(condition.recovers_dead)
+        .bind(failures(items.iter().map(|(item, _)| *item)))
         .fetch_one(&mut *tx.connection)
         .await?;
     Ok(pairs(taken))
@@ -618,6 +629,10 @@ fn bind_leases<'q, 'i>(
         .bind(leases.clone().map(|lease| lease.id.0).collect::<Vec<_>>())
         .bind(leases.clone().map(|lease| lease.lease_no).collect::<Vec<_>>())
         .bind(leases.map(|lease| lease.worker.0).collect::<Vec<_>>())
+}
+
+fn failures<'i>(items: impl Iterator<Item = &'i Item<'i>>) -> Vec<Option<i64>> {
+    sparse_column(items.map(|item| item.settlement.failure.map(|fingerprint| fingerprint.0)))
 }
 
 /// A column that is usually null in all rows. Then it is sent as an empty array, which

@@ -15,13 +15,14 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate,
-    operate_flows, queues, recover, retain, schedules, settle, stats, steps, tokens, workers,
+    advance, check, claim, enqueue, events, failures, flows, groups, history, inspect, kinds, lease, migrate,
+    operate, operate_flows, operations, queues, recover, retain, schedules, settle, stats, steps, tokens,
+    workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::id_pattern::IdPattern;
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
 
@@ -228,6 +229,58 @@ impl Store for PostgresStore {
 
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
         self.run(filter.clone(), |tx, filter| Box::pin(operate::dead_letters(tx, filter))).await
+    }
+
+    // ---- operations -------------------------------------------------------
+
+    async fn put_operation(&self, operation: &NewOperation) -> Result<()> {
+        self.run(operation.clone(), |tx, operation| Box::pin(operations::put_operation(tx, operation))).await
+    }
+
+    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>> {
+        self.run_read(id, |tx, id| Box::pin(operations::operation(tx, *id))).await
+    }
+
+    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>> {
+        self.run(filter.clone(), |tx, filter| Box::pin(operations::operations(tx, filter))).await
+    }
+
+    async fn take_operation(&self, holder: Holder, hold: Duration) -> Result<Option<HeldOperation>> {
+        self.run((holder, hold), |tx, (holder, hold)| {
+            Box::pin(operations::take_operation(tx, *holder, *hold))
+        })
+        .await
+    }
+
+    async fn save_operation_step(
+        &self,
+        id: OperationId,
+        holder: Holder,
+        step: &OperationStep,
+    ) -> Result<Option<OperationState>> {
+        self.run((id, holder, step.clone()), |tx, (id, holder, step)| {
+            Box::pin(operations::save_operation_step(tx, *id, *holder, step))
+        })
+        .await
+    }
+
+    async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool> {
+        self.run((id, holder, error.map(str::to_owned)), |tx, (id, holder, error)| {
+            Box::pin(operations::end_operation(tx, *id, *holder, error.as_deref()))
+        })
+        .await
+    }
+
+    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
+        self.run(id, |tx, id| Box::pin(operations::stop_operation(tx, *id))).await
+    }
+
+    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
+        self.run(id, |tx, id| Box::pin(operations::resume_operation(tx, *id))).await
+    }
+
+    async fn remove_operations(&self, limit: u32) -> Result<u64> {
+        self.run(limit, |tx, limit| Box::pin(operations::remove_operations(tx, *limit))).await
     }
 
     // ---- events -----------------------------------------------------------
@@ -508,6 +561,34 @@ impl Store for PostgresStore {
         .await
     }
 
+    // ---- failures ---------------------------------------------------------
+
+    async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>> {
+        self.run_read(filter.clone(), |tx, filter| Box::pin(failures::failures(tx, filter))).await
+    }
+
+    async fn fold_failures(&self, step: u32) -> Result<u64> {
+        self.run(step, |tx, step| Box::pin(failures::fold_failures(tx, *step))).await
+    }
+
+    // ---- history ----------------------------------------------------------
+
+    async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()> {
+        self.run_quick(measures.to_vec(), |tx, measures| Box::pin(history::put_measures(tx, measures))).await
+    }
+
+    async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool> {
+        self.run_quick(samples.to_vec(), |tx, samples| Box::pin(history::put_samples(tx, samples))).await
+    }
+
+    async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>> {
+        self.run_read(since, |tx, since| Box::pin(history::measured(tx, *since))).await
+    }
+
+    async fn fold_measures(&self, step: u32) -> Result<u64> {
+        self.run(step, |tx, step| Box::pin(history::fold_measures(tx, *step))).await
+    }
+
     // ---- retain -----------------------------------------------------------
 
     async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
@@ -535,6 +616,14 @@ impl Store for PostgresStore {
 
     async fn revoke_token(&self, id: Uuid) -> Result<bool> {
         self.run_quick(id, |tx, id| Box::pin(tokens::revoke_token(tx, *id))).await
+    }
+
+    async fn put_session(&self, session: &NewSession) -> Result<DateTime<Utc>> {
+        self.run_quick(*session, |tx, session| Box::pin(tokens::put_session(tx, session))).await
+    }
+
+    async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool> {
+        self.run_quick(*hash, |tx, hash| Box::pin(tokens::remove_session(tx, hash))).await
     }
 
     // ---- kinds ------------------------------------------------------------

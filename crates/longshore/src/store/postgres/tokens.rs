@@ -1,11 +1,12 @@
 //! API tokens, stored by the hash of their secret.
 
+use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::tx::{Sql, Tx};
-use crate::store::{NewToken, TokenRecord};
+use crate::store::{NewSession, NewToken, TokenRecord, millis};
 
 const PUT_TOKEN: &str = "
     insert into longshore.tokens (id, name, hash, scopes, queues, created_at, expires_at)
@@ -44,8 +45,17 @@ pub(super) async fn put_token(tx: &mut Tx<'_>, token: &NewToken) -> Sql<()> {
 const LIVE_TOKENS: &str = "
     select wanted.nth, t.id, t.name, t.scopes, t.queues, t.created_at, t.expires_at, t.revoked_at
       from unnest($1::bytea[]) with ordinality as wanted(hash, nth)
+     cross join lateral (
+             select id
+               from longshore.tokens
+              where hash = wanted.hash
+             union all
+             select token
+               from longshore.sessions
+              where hash = wanted.hash
+                and expires_at > longshore.clock()) as named
       join longshore.tokens t
-        on t.hash = wanted.hash
+        on t.id = named.id
        and t.revoked_at is null
        and (t.expires_at is null or t.expires_at > longshore.clock())";
 
@@ -77,6 +87,37 @@ const REVOKE_TOKEN: &str = "
 pub(super) async fn revoke_token(tx: &mut Tx<'_>, id: Uuid) -> Sql<bool> {
     let revoked = sqlx::query(tx.sql(REVOKE_TOKEN)).bind(id).execute(&mut *tx.connection).await?;
     Ok(revoked.rows_affected() > 0)
+}
+
+const PUT_SESSION: &str = "
+    with expired as (
+      delete from longshore.sessions
+       where hash = any(array(
+               select hash
+                 from longshore.sessions
+                where expires_at <= longshore.clock()
+                limit 100
+                  for update skip locked)))
+    insert into longshore.sessions (hash, token, created_at, expires_at)
+    values ($1, $2, longshore.clock(), longshore.clock() + $3::int8 * interval '1 millisecond')
+        on conflict (hash) do update
+       set token = excluded.token   -- an earlier call whose reply was lost
+    returning expires_at";
+
+pub(super) async fn put_session(tx: &mut Tx<'_>, session: &NewSession) -> Sql<DateTime<Utc>> {
+    let put = sqlx::query_scalar(tx.sql(PUT_SESSION))
+        .bind(session.hash.as_slice())
+        .bind(session.token)
+        .bind(millis(session.lasts));
+    Ok(put.fetch_one(&mut *tx.connection).await?)
+}
+
+pub(super) async fn remove_session(tx: &mut Tx<'_>, hash: &[u8; 32]) -> Sql<bool> {
+    let removed = sqlx::query(tx.sql("delete from longshore.sessions where hash = $1"))
+        .bind(hash.as_slice())
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(removed.rows_affected() > 0)
 }
 
 fn read_token(row: &PgRow) -> Sql<TokenRecord> {

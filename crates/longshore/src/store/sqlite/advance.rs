@@ -66,10 +66,20 @@ pub(super) fn pending(tx: &Tx<'_>) -> Sql<Pending> {
                         from flows
                        where deadline <= ?1
                          and ended_at is null
-                         and cancelled = 0)";
+                         and cancelled = 0),
+               exists (
+                 select 1
+                   from operations
+                  where state = 'running'
+                    and (held_until is null or held_until <= ?1))";
     let now = tx.now()?;
     let read = tx.row(PENDING, [now, now - WALK_CUT_OFF], |row| {
-        Ok(Pending { events: row.get(0)?, changes: row.get(1)?, cancels: row.get(2)? })
+        Ok(Pending {
+            events: row.get(0)?,
+            changes: row.get(1)?,
+            cancels: row.get(2)?,
+            operations: row.get(3)?,
+        })
     })?;
     Ok(read.unwrap_or_default())
 }
@@ -436,6 +446,7 @@ pub(super) fn end_waiting(tx: &Tx<'_>, id: JobId, reason: &str) -> Sql<bool> {
             result: None,
             flow: row.flow,
             is_skipped: true,
+            failure: None,
         },
     )?;
     tally(tx, &row.queue, &row.kind, Outcome::Cancelled, 0, 1, 1)?;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use rusqlite::types::Value;
 use rusqlite::{Row, params};
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -321,11 +322,11 @@ fn live_jobs(tx: &Tx<'_>, filter: &ListFilter, live: Live) -> Sql<Option<Vec<Job
 }
 
 fn walk_step(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, step: Step) -> Sql<Walked> {
-    let (text, outcome) = walk_statement(filter, walk);
+    let (text, value) = walk_statement(filter, walk);
     // Without an upper bound, 17 bytes of 0xff: greater than every id, which has 16 bytes.
     let before = step.before.map_or(vec![0xff; 17], |id| id.as_bytes().to_vec());
     let mut statement = tx.prepare(text)?;
-    let mut rows = statement.query(params![before, outcome])?;
+    let mut rows = statement.query(params![before, value])?;
     let (mut walked, mut examined) = (Walked::default(), 0);
     while let Some(row) = rows.next()? {
         let id = row.job(0)?;
@@ -343,7 +344,7 @@ fn walk_step(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, step: Step) -> Sql<Wa
 
 /// The statement that returns the ids of a table, and what the filter needs of its other
 /// columns.
-fn walk_statement(filter: &ListFilter, walk: Walk) -> (&'static str, Option<&'static str>) {
+fn walk_statement(filter: &ListFilter, walk: Walk) -> (&'static str, Value) {
     const JOBS: &str = "
         select id
           from jobs
@@ -398,15 +399,26 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (&'static str, Option<&'st
            and outcome = ?2
            and outcome <> 'succeeded'
          order by id desc";
-    match (walk, filter.status()) {
-        (Walk::Jobs, _) if filter.needs_request() => (JOBS_WITH_REQUEST, None),
-        (Walk::Jobs, _) => (JOBS, None),
-        (Walk::Waiting, _) => (WAITING, None),
-        (Walk::Running, _) => (RUNNING, None),
-        (Walk::Finished, Some(status @ (Status::FailedPermanent | Status::Cancelled))) => {
-            (UNSUCCESSFUL, Some(status.as_str()))
+    const FAILED: &str = "
+        select id,
+               outcome,
+               finished_at,
+               last_error
+          from finished indexed by finished_failures
+         where id < ?1
+           and failure = ?2
+           and failure is not null
+         order by id desc";
+    match (walk, filter.status(), filter.failure) {
+        (Walk::Jobs, _, _) if filter.needs_request() => (JOBS_WITH_REQUEST, Value::Null),
+        (Walk::Jobs, _, _) => (JOBS, Value::Null),
+        (Walk::Waiting, _, _) => (WAITING, Value::Null),
+        (Walk::Running, _, _) => (RUNNING, Value::Null),
+        (Walk::Finished, _, Some(failure)) => (FAILED, failure.0.into()),
+        (Walk::Finished, Some(status @ (Status::FailedPermanent | Status::Cancelled)), None) => {
+            (UNSUCCESSFUL, status.as_str().to_owned().into())
         }
-        (Walk::Finished, _) => (FINISHED, None),
+        (Walk::Finished, _, None) => (FINISHED, Value::Null),
     }
 }
 
@@ -422,7 +434,10 @@ fn matches(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: JobI
         }
         _ => true,
     };
-    Ok(has_state && has_request(tx, filter, walk, row, id)? && has_error(tx, filter, walk, row, id)?)
+    Ok(has_state
+        && has_request(tx, filter, walk, row, id)?
+        && has_error(tx, filter, walk, row, id)?
+        && has_failure(tx, filter, walk, id)?)
 }
 
 fn has_request(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: JobId) -> Sql<bool> {
@@ -470,6 +485,24 @@ fn has_error(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: Jo
     Ok(filter.has_error(newest_error(tx, id)?.as_deref()))
 }
 
+/// The index has led to the finished jobs. The others are compared here.
+fn has_failure(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, id: JobId) -> Sql<bool> {
+    const NEWEST: &str = "
+        select failure
+          from attempts
+         where job = ?1
+           and error is not null
+         order by lease_no desc
+         limit 1";
+    match filter.failure {
+        Some(wanted) if walk != Walk::Finished => {
+            let newest = tx.row(NEWEST, [id.0.as_bytes()], |row| row.get::<_, Option<i64>>(0))?;
+            Ok(newest.flatten() == Some(wanted.0))
+        }
+        _ => Ok(true),
+    }
+}
+
 /// Whether the column is equal to `wanted`. Without it, every row matches.
 fn has_text(row: &Row<'_>, column: usize, wanted: &Option<String>) -> rusqlite::Result<bool> {
     let Some(wanted) = wanted else { return Ok(true) };
@@ -478,15 +511,15 @@ fn has_text(row: &Row<'_>, column: usize, wanted: &Option<String>) -> rusqlite::
 
 pub(super) fn glance(tx: &Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>> {
     const NEWEST: &str = "
-        select id, kind, queue, status, attempts, cancel_requested
+        select id, kind, queue, status, attempts, cancel_requested, created_at, finished_at
           from job_status
          where id in (select id from jobs order by id desc limit ?1)";
     const RUNNING: &str = "
-        select id, kind, queue, status, attempts, cancel_requested
+        select id, kind, queue, status, attempts, cancel_requested, created_at, finished_at
           from job_status
          where id in (select id from running order by id desc limit ?1)";
     const ONE: &str = "
-        select id, kind, queue, status, attempts, cancel_requested
+        select id, kind, queue, status, attempts, cancel_requested, created_at, finished_at
           from job_status
          where id = ?1";
     let read = |row: &Row<'_>| {
@@ -499,6 +532,8 @@ pub(super) fn glance(tx: &Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>
             attempts: row.get(4)?,
             // The view of an older version shows it only for running jobs.
             cancel_requested: row.get(5)? || status == Status::Cancelled,
+            created_at: row.time(6)?,
+            ended_at: row.maybe_time(7)?,
         })
     };
     let mut found = tx.rows(NEWEST, [limit], read)?;

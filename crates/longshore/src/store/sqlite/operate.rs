@@ -117,6 +117,7 @@ fn cancel(tx: &Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sql<Operated
             result: None,
             flow: row.flow,
             is_skipped: false,
+            failure: None,
         },
     )?;
     tally(tx, &row.queue, &row.kind, Outcome::Cancelled, 0, 1, 1)?;
@@ -385,6 +386,23 @@ pub(super) fn dead_letters(tx: &Tx<'_>, filter: &DeadFilter) -> Sql<Vec<JobId>> 
            and (?3 is null or j.queue = ?3)
          order by f.id
          limit ?4";
+    const OF_GROUP: &str = "
+        select f.id
+          from finished f indexed by finished_failures
+          join jobs j on j.id = f.id
+         where f.failure = ?5
+           and f.failure is not null   -- required to use the partial index
+           and f.id > ?1
+           and (?2 is null or j.kind = ?2)
+           and (?3 is null or j.queue = ?3)
+         order by f.id
+         limit ?4";
     let after = filter.after.map_or(Vec::new(), |id| id.0.as_bytes().to_vec());
-    tx.rows(DEAD, params![after, filter.kind, filter.queue, filter.limit], |row| row.job(0))
+    match filter.failure {
+        None => tx.rows(DEAD, params![after, filter.kind, filter.queue, filter.limit], |row| row.job(0)),
+        Some(failure) => {
+            let params = params![after, filter.kind, filter.queue, filter.limit, failure.0];
+            tx.rows(OF_GROUP, params, |row| row.job(0))
+        }
+    }
 }

@@ -10,11 +10,13 @@ use serde_json::value::RawValue;
 use super::advance::note_end;
 use super::enqueue::{Ready, enqueue};
 use super::events::is_any_emitted;
+use super::failures::note_failure;
 use super::lease::raised_flags;
 use super::steps::save_waits;
 use super::turns::add_turn_of_freed;
 use super::tx::{Sql, Tx};
 use crate::error::{Error, Result};
+use crate::failure::Fingerprint;
 use crate::job::{AttemptEnd, JobId, Outcome};
 use crate::lifecycle::{Finish, Leave, Requeue};
 use crate::store::{EndedBy, Lease, MAX_HISTORY, Settled, Settlement, clean};
@@ -123,25 +125,27 @@ fn end_with_more(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> 
 }
 
 fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
-    let Settlement { lease, leave, .. } = settlement;
+    let Settlement { lease, leave, failure, .. } = settlement;
     let Some(held) = take_lease(tx, by, settlement)? else {
         return diagnose(tx, by, settlement).map(End::Other);
     };
+    let (error, history) = match leave {
+        Leave::Finish(end) => (end.error.as_deref().map(clean), end.history),
+        Leave::Requeue(end) => (end.error.as_deref().map(clean), end.history),
+    };
+    if let Some(what) = history {
+        record_attempt(tx, settlement, &held, what, error.as_deref())?;
+    }
+    if let (Some(failure), Some(error)) = (failure, &error) {
+        note_failure(tx, *failure, lease.id, &held.kind, error)?;
+    }
     match leave {
         Leave::Finish(end) => {
-            let error = end.error.as_deref().map(clean);
-            if let Some(what) = end.history {
-                record_attempt(tx, lease, &held, what, error.as_deref())?;
-            }
             let outcome = end.outcome;
-            finish(tx, by, lease, &held, end, error)?;
+            finish(tx, by, settlement, &held, end, error)?;
             Ok(End::Finished { held, outcome })
         }
         Leave::Requeue(end) => {
-            let error = end.error.as_deref().map(clean);
-            if let Some(what) = end.history {
-                record_attempt(tx, lease, &held, what, error.as_deref())?;
-            }
             requeue(tx, lease, &held, end)?;
             Ok(End::Requeued)
         }
@@ -214,14 +218,14 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
 
 fn record_attempt(
     tx: &Tx<'_>,
-    lease: &Lease,
+    Settlement { lease, failure, .. }: &Settlement,
     held: &TakenLease,
     what: AttemptEnd,
     error: Option<&str>,
 ) -> Sql<()> {
     const RECORD: &str = "
-        insert into attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error, omitted)
-        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, nullif(?9, 0))";
+        insert into attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error, failure, omitted)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, nullif(?10, 0))";
     // A job with at most this many leases cannot have more rows.
     let omitted = if lease.lease_no > MAX_HISTORY { prune_history(tx, lease.id, error)? } else { 0 };
     tx.execute(
@@ -235,6 +239,7 @@ fn record_attempt(
             held.claimed_at,
             tx.now()?,
             error,
+            failure.map(|fingerprint| fingerprint.0),
             omitted,
         ],
     )?;
@@ -272,7 +277,7 @@ fn prune_history(tx: &Tx<'_>, id: JobId, error: Option<&str>) -> Sql<i64> {
 fn finish(
     tx: &Tx<'_>,
     by: EndedBy,
-    lease: &Lease,
+    Settlement { lease, failure, .. }: &Settlement,
     held: &TakenLease,
     finish: &Finish,
     error: Option<Cow<'_, str>>,
@@ -297,6 +302,7 @@ fn finish(
             result: finish.result.as_deref().map(RawValue::get),
             flow: held.flow,
             is_skipped: false,
+            failure: *failure,
         },
     )?;
     if held.keyed { free_key(tx, lease.id) } else { Ok(()) }
@@ -317,14 +323,15 @@ pub(super) struct Ended<'a> {
     pub(super) flow: Option<[u8; 16]>,
     /// Whether it is a task that could never start.
     pub(super) is_skipped: bool,
+    pub(super) failure: Option<Fingerprint>,
 }
 
 pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
     const INSERT: &str = "
         insert into finished
                (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-                interruptions, last_error, result, flow, skipped)
-        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
+                interruptions, last_error, result, flow, skipped, failure)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
     tx.execute(
         INSERT,
         params![
@@ -341,6 +348,7 @@ pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
             ended.result,
             ended.flow,
             ended.is_skipped.then_some(true),
+            ended.failure.map(|fingerprint| fingerprint.0),
         ],
     )?;
     match ended.flow {

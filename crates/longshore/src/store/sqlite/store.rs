@@ -12,13 +12,14 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, kinds, lease, migrate, operate,
-    operate_flows, queues, recover, retain, schedules, settle, stats, steps, tokens, workers,
+    advance, check, claim, enqueue, events, failures, flows, groups, history, inspect, kinds, lease, migrate,
+    operate, operate_flows, operations, queues, recover, retain, schedules, settle, stats, steps, tokens,
+    workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::id_pattern::IdPattern;
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
 
@@ -220,6 +221,57 @@ impl Store for SqliteStore {
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
         let filter = filter.clone();
         self.engine.read(move |tx| operate::dead_letters(tx, &filter)).await
+    }
+
+    // ---- operations -------------------------------------------------------
+
+    async fn put_operation(&self, operation: &NewOperation) -> Result<()> {
+        let operation = operation.clone();
+        self.engine.write(move |tx| operations::put_operation(tx, &operation)).await
+    }
+
+    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>> {
+        self.engine.read(move |tx| operations::operation(tx, id)).await
+    }
+
+    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| operations::operations(tx, &filter)).await
+    }
+
+    async fn take_operation(&self, holder: Holder, hold: Duration) -> Result<Option<HeldOperation>> {
+        // Almost always there is nothing to take, and nothing is written.
+        if !self.engine.read(operations::has_free_operation).await? {
+            return Ok(None);
+        }
+        self.engine.write(move |tx| operations::take_operation(tx, holder, hold)).await
+    }
+
+    async fn save_operation_step(
+        &self,
+        id: OperationId,
+        holder: Holder,
+        step: &OperationStep,
+    ) -> Result<Option<OperationState>> {
+        let step = step.clone();
+        self.engine.write(move |tx| operations::save_operation_step(tx, id, holder, &step)).await
+    }
+
+    async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool> {
+        let error = error.map(str::to_owned);
+        self.engine.write(move |tx| operations::end_operation(tx, id, holder, error.as_deref())).await
+    }
+
+    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
+        self.engine.write(move |tx| operations::stop_operation(tx, id)).await
+    }
+
+    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
+        self.engine.write(move |tx| operations::resume_operation(tx, id)).await
+    }
+
+    async fn remove_operations(&self, limit: u32) -> Result<u64> {
+        self.engine.write(move |tx| operations::remove_operations(tx, limit)).await
     }
 
     // ---- events -----------------------------------------------------------
@@ -475,6 +527,37 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| schedules::fire(tx, &seen, next, fired, &jobs)).await
     }
 
+    // ---- failures ---------------------------------------------------------
+
+    async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| failures::failures(tx, &filter)).await
+    }
+
+    async fn fold_failures(&self, step: u32) -> Result<u64> {
+        self.engine.write(move |tx| failures::fold_failures(tx, step)).await
+    }
+
+    // ---- history ----------------------------------------------------------
+
+    async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()> {
+        let measures = measures.to_vec();
+        self.engine.write(move |tx| history::put_measures(tx, &measures)).await
+    }
+
+    async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool> {
+        let samples = samples.to_vec();
+        self.engine.write(move |tx| history::put_samples(tx, &samples)).await
+    }
+
+    async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>> {
+        self.engine.read(move |tx| history::measured(tx, since)).await
+    }
+
+    async fn fold_measures(&self, step: u32) -> Result<u64> {
+        self.engine.write(move |tx| history::fold_measures(tx, step)).await
+    }
+
     // ---- retain -----------------------------------------------------------
 
     async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
@@ -505,6 +588,16 @@ impl Store for SqliteStore {
 
     async fn revoke_token(&self, id: Uuid) -> Result<bool> {
         self.engine.write(move |tx| tokens::revoke_token(tx, id)).await
+    }
+
+    async fn put_session(&self, session: &NewSession) -> Result<DateTime<Utc>> {
+        let session = *session;
+        self.engine.write(move |tx| tokens::put_session(tx, &session)).await
+    }
+
+    async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool> {
+        let hash = *hash;
+        self.engine.write(move |tx| tokens::remove_session(tx, &hash)).await
     }
 
     // ---- kinds ------------------------------------------------------------

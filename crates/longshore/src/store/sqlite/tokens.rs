@@ -1,10 +1,11 @@
 //! API tokens, stored by the hash of their secret.
 
+use chrono::{DateTime, Utc};
 use rusqlite::{Row, params};
 use uuid::Uuid;
 
 use super::tx::{Columns, Sql, Tx, json_list};
-use crate::store::{NewToken, TokenRecord};
+use crate::store::{NewSession, NewToken, TokenRecord, millis};
 
 pub(super) fn put_token(tx: &Tx<'_>, token: &NewToken) -> Sql<()> {
     const PUT: &str = "
@@ -45,7 +46,9 @@ pub(super) fn tokens_by_hash(tx: &Tx<'_>, hashes: &[[u8; 32]]) -> Sql<Vec<Option
                expires_at,
                revoked_at
           from tokens
-         where hash = ?1
+         where id in (select id from tokens where hash = ?1
+                      union all
+                      select token from sessions where hash = ?1 and expires_at > ?2)
            and revoked_at is null
            and (expires_at is null or expires_at > ?2)";
     let now = tx.now()?;
@@ -72,6 +75,31 @@ pub(super) fn revoke_token(tx: &Tx<'_>, id: Uuid) -> Sql<bool> {
            set revoked_at = coalesce(revoked_at, ?2)
          where id = ?1";
     Ok(tx.execute(REVOKE, params![id.as_bytes(), tx.now()?])? > 0)
+}
+
+pub(super) fn put_session(tx: &Tx<'_>, session: &NewSession) -> Sql<DateTime<Utc>> {
+    const REMOVE_EXPIRED: &str = "
+        delete from sessions
+         where hash in (select hash from sessions where expires_at <= ?1 limit 100)";
+    const PUT: &str = "
+        insert into sessions (hash, token, created_at, expires_at)
+        values (?1, ?2, ?3, ?4)
+            on conflict (hash) do update
+           set token = excluded.token   -- an earlier call whose reply was lost
+        returning expires_at";
+    let now = tx.now()?;
+    tx.execute(REMOVE_EXPIRED, [now])?;
+    let expires_at = now + millis(session.lasts) * 1000;
+    let params = params![session.hash, session.token.as_bytes(), now, expires_at];
+    let stored = tx.row(PUT, params, |row| row.time(0))?;
+    Ok(stored.unwrap_or_default())
+}
+
+pub(super) fn remove_session(tx: &Tx<'_>, hash: &[u8; 32]) -> Sql<bool> {
+    const REMOVE: &str = "
+        delete from sessions
+         where hash = ?1";
+    Ok(tx.execute(REMOVE, [hash])? > 0)
 }
 
 fn read_token(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {

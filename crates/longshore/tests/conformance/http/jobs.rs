@@ -535,6 +535,9 @@ async fn json_records_have_the_fields_that_the_document_names(fixture: Fixture) 
     let tasks = http.get(&path).await.expect_status(200).json();
     assert_eq!(fields(&tasks[1]), documented("FlowTask"));
     assert_eq!(fields(&tasks[1]["after"][0]), documented("FlowLink"));
+    let body = json!({ "action": "cancel", "filter": { "kind": "none" } });
+    let operation = http.post("/operations", &body).await.expect_status(202).json();
+    assert_eq!(fields(&operation), documented("Operation"));
 }
 
 async fn a_list_of_a_queue_finds_its_waiting_jobs_among_many_others(fixture: Fixture) {

@@ -1,0 +1,475 @@
+//! Operations: starting, stopping and executing changes of any number of jobs; the change of several jobs
+//! at once, which bulk requests use too.
+//!
+//! An operation visits its jobs from the newest to the oldest and never returns, so a job that fails again
+//! after a retry is not retried again. Any process may execute it. It stores its cursor after every
+//! step, and another process continues there if it dies. The jobs of the last step are then visited twice.
+//! That does no harm: jobs that were created or have ended since the operation was started are left alone.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::Client;
+use super::operate::Command;
+use crate::error::{Error, Result};
+use crate::job::{JobId, OperationId};
+use crate::lifecycle::When;
+use crate::store::{
+    Action, Glance, HeldOperation, Holder, JobFilter, NewOperation, OperationFilter, OperationRecord,
+    OperationState, OperationStep, Selection,
+};
+
+/// The maximum number of jobs per step.
+const STEP: u32 = 200;
+/// For how long a process holds an operation. Each step holds it further.
+const HOLD: Duration = Duration::from_secs(30);
+/// A step begins no further changes after this time, so that it ends long before another process may take
+/// the operation.
+const MAX_STEP_TIME: Duration = Duration::from_secs(10);
+/// When an operation is tried again after a temporary error. Other operations continue meanwhile.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// How many jobs are changed at the same time. On Postgres, more would only wait for connections. On SQLite,
+/// these share a commit.
+const CONCURRENT_CHANGES: usize = 16;
+/// The maximum number of operations per page, and per step of removal.
+const MAX_PAGE: u32 = 200;
+const PAUSES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(100);
+
+impl Client {
+    /// Starts an operation: a change of any number of jobs that runs in the background. Workers and servers
+    /// execute it. [`operation`](Client::operation) returns its progress.
+    ///
+    /// ```
+    /// # use longshore::{Action, Client, JobFilter, NewOperation, OperationState, Status};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// let dead_letters = JobFilter { statuses: vec![Status::FailedPermanent], ..JobFilter::default() };
+    /// let operation = client.start_operation(NewOperation::matching(Action::Retry, dead_letters)).await?;
+    /// assert_eq!(operation.state, OperationState::Running);
+    /// client.stop_operation(operation.id).await?;
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn start_operation(&self, operation: NewOperation) -> Result<OperationRecord> {
+        let mut operation = operation.validate()?;
+        if let Selection::Filter(filter) = &operation.selection {
+            operation.expected = self.count_matching(filter).await;
+        }
+        self.store.put_operation(&operation).await?;
+        self.operation(operation.id).await
+    }
+
+    /// The number of jobs that match, if the counts by status, queue and kind contain it.
+    async fn count_matching(&self, filter: &JobFilter) -> Option<u64> {
+        if !filter.is_countable() {
+            return None;
+        }
+        let counts = self.store.counts().await.ok()?;
+        let matching = counts.into_iter().filter(|count| {
+            (filter.statuses.is_empty() || filter.statuses.contains(&count.status))
+                && filter.queue.as_ref().is_none_or(|queue| *queue == count.queue)
+                && filter.kind.as_ref().is_none_or(|kind| *kind == count.kind)
+        });
+        matching.map(|count| (!count.estimated).then_some(count.jobs)).sum()
+    }
+
+    /// Returns an operation with its progress.
+    pub async fn operation(&self, id: OperationId) -> Result<OperationRecord> {
+        self.store.operation(id).await?.ok_or_else(|| not_found(id))
+    }
+
+    /// Lists operations, newest first, up to 200.
+    pub async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>> {
+        let limit = filter.limit.clamp(1, MAX_PAGE);
+        self.store.operations(&OperationFilter { limit, ..filter.clone() }).await
+    }
+
+    /// Stops an operation after its current step. What it has changed stays changed. Returns a conflict error
+    /// if it has ended.
+    pub async fn stop_operation(&self, id: OperationId) -> Result<OperationRecord> {
+        match self.store.stop_operation(id).await?.ok_or_else(|| not_found(id))? {
+            OperationState::Running | OperationState::Stopped => self.operation(id).await,
+            OperationState::Done => {
+                Err(Error::conflict(format!("operation {id} is done; there is nothing to stop")))
+            }
+            OperationState::Failed => Err(Error::conflict(format!(
+                "operation {id} has failed; there is nothing to stop; resume it if it should continue"
+            ))),
+        }
+    }
+
+    /// Lets an operation continue that was stopped or has failed. No job is visited again. Returns a conflict
+    /// error if it is done.
+    pub async fn resume_operation(&self, id: OperationId) -> Result<OperationRecord> {
+        match self.store.resume_operation(id).await?.ok_or_else(|| not_found(id))? {
+            OperationState::Done => {
+                Err(Error::conflict(format!("operation {id} is done; start a new one to change more jobs")))
+            }
+            _ => self.operation(id).await,
+        }
+    }
+}
+
+fn not_found(id: OperationId) -> Error {
+    Error::not_found(format!(
+        "operation {id} does not exist, or is no longer kept; operations are removed after 7 days"
+    ))
+}
+
+// ---- executing -------------------------------------------------------------
+
+#[doc(hidden)]
+impl Client {
+    /// Executes operations until none is left that no other process holds. `pause` waits between two steps, and
+    /// ends the turn early by returning `false`; another process continues then.
+    pub async fn run_operations<Pause, Waiting>(&self, mut pause: Pause) -> Result<()>
+    where
+        Pause: FnMut(Duration) -> Waiting + Send,
+        Waiting: Future<Output = bool> + Send,
+    {
+        let holder = Uuid::now_v7();
+        while let Some(operation) = self.store.take_operation(holder, HOLD).await? {
+            let mut execution = Execution::new(self, operation, holder);
+            loop {
+                let began = Instant::now();
+                match execution.step().await? {
+                    Next::Continue if pause(pause_after(began.elapsed())).await => {}
+                    Next::Continue => return execution.release().await,
+                    Next::Leave => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes operations that ended long ago. Returns how many.
+    pub async fn remove_old_operations(&self) -> Result<u64> {
+        let mut removed = 0;
+        loop {
+            let step = self.store.remove_operations(MAX_PAGE).await?;
+            removed += step;
+            if step < MAX_PAGE.into() {
+                return Ok(removed);
+            }
+        }
+    }
+}
+
+/// How long to pause after a step that took this long: enough to let others use the database, without
+/// slowing the operation down much.
+fn pause_after(took: Duration) -> Duration {
+    (took / 4).clamp(*PAUSES.start(), *PAUSES.end())
+}
+
+/// An operation that this process holds.
+struct Execution<'c> {
+    client: &'c Client,
+    operation: HeldOperation,
+    holder: Holder,
+    cursor: Option<JobId>,
+}
+
+/// What follows a step.
+enum Next {
+    /// The operation is not finished.
+    Continue,
+    /// The operation has ended or was stopped, another process has it, or it is tried again later.
+    Leave,
+}
+
+/// The jobs that a step visits.
+struct Visit {
+    jobs: Vec<Target>,
+    /// Where the next step starts; `None` if this is the last one.
+    next: Option<JobId>,
+}
+
+impl<'c> Execution<'c> {
+    fn new(client: &'c Client, operation: HeldOperation, holder: Holder) -> Self {
+        Execution { client, cursor: operation.record.cursor, operation, holder }
+    }
+
+    /// Visits the next jobs and stores what was done.
+    async fn step(&mut self) -> Result<Next> {
+        let visit = match self.find_jobs().await {
+            Ok(visit) => visit,
+            Err(error) => return self.fail(OperationStep::default(), None, error).await,
+        };
+        let changes = self.client.change_jobs(self.operation.record.action, &visit.jobs).await;
+        let mut step = OperationStep {
+            cursor: changes.last,
+            examined: changes.changed + changes.skipped,
+            changed: changes.changed,
+            skipped: changes.skipped,
+            error: None,
+            hold: HOLD,
+        };
+        if let Some((job, error)) = changes.failed {
+            return self.fail(step, Some(job), error).await;
+        }
+        let is_complete = changes.last == visit.jobs.last().map(|job| job.id);
+        if is_complete {
+            step.cursor = visit.next.or(step.cursor);
+        }
+        let is_last = is_complete && visit.next.is_none();
+        Ok(match self.save(&step).await? {
+            Some(OperationState::Running) if is_last => {
+                self.end(None).await?;
+                Next::Leave
+            }
+            Some(OperationState::Running) => Next::Continue,
+            _ => Next::Leave,
+        })
+    }
+
+    /// The next jobs.
+    async fn find_jobs(&self) -> Result<Visit> {
+        let HeldOperation { record, ids } = &self.operation;
+        match (ids, &record.filter) {
+            (Some(ids), _) => self.find_listed(ids).await,
+            (None, Some(filter)) => self.find_matching(&JobFilter::from_stored(filter)?).await,
+            (None, None) => Err(Error::internal(format!("operation {} selects no jobs", record.id))),
+        }
+    }
+
+    /// The next jobs of a list of ids, which is sorted. Ids without a job count too.
+    async fn find_listed(&self, ids: &[JobId]) -> Result<Visit> {
+        let visited = ids.partition_point(|id| self.cursor.is_some_and(|cursor| *id >= cursor));
+        let part = &ids[visited..ids.len().min(visited + STEP as usize)];
+        let found = self.client.store.glance(0, part).await?;
+        let found: HashMap<JobId, Glance> = found.into_iter().map(|job| (job.id, job)).collect();
+        let queues = self.operation.record.queues.as_ref();
+        let jobs = part.iter().map(|id| match found.get(id) {
+            Some(job)
+                if queues.is_none_or(|queues| queues.contains(&job.queue))
+                    && self.existed(job.created_at)
+                    && self.may_change(job.ended_at) =>
+            {
+                Target::new(*id, &job.queue)
+            }
+            _ => Target::skipped(*id),
+        });
+        let next = part.last().copied().filter(|_| visited + part.len() < ids.len());
+        Ok(Visit { jobs: jobs.collect(), next })
+    }
+
+    /// The next jobs that match a filter and existed when the operation was started.
+    async fn find_matching(&self, filter: &JobFilter) -> Result<Visit> {
+        let page = self.client.store.list(&filter.page(self.cursor, STEP)).await?;
+        let jobs = page.jobs.iter().filter(|job| self.existed(job.created_at));
+        let jobs = jobs.map(|job| match self.may_change(job.finished_at) {
+            true => Target::new(job.id, &job.queue),
+            false => Target::skipped(job.id),
+        });
+        Ok(Visit { jobs: jobs.collect(), next: page.next })
+    }
+
+    /// Whether a job existed when the operation was started.
+    fn existed(&self, created_at: DateTime<Utc>) -> bool {
+        created_at <= self.operation.record.created_at
+    }
+
+    /// Whether the operation may change a job that ended then. A job that has ended since the operation was
+    /// started may be one that an earlier visit has retried, so it is not retried again.
+    fn may_change(&self, ended_at: Option<DateTime<Utc>>) -> bool {
+        let HeldOperation { record, .. } = &self.operation;
+        record.action != Action::Retry || ended_at.is_none_or(|at| at <= record.created_at)
+    }
+
+    /// Stores a step that could not be completed. A temporary error is tried again later. Another error ends
+    /// the operation behind the job, so that it can be resumed with the next one.
+    async fn fail(&mut self, mut step: OperationStep, job: Option<JobId>, error: Error) -> Result<Next> {
+        let operation_id = self.operation.record.id;
+        let at = job.map_or_else(String::new, |job| format!("job {job}: "));
+        if error.is_unavailable() || error.is_read_only() {
+            tracing::warn!(%operation_id, %error, "an operation could not continue; trying again");
+            let reason =
+                if error.is_locked() { error.to_string() } else { "the database was not available".into() };
+            step.error = Some(format!("{at}{reason}; trying again"));
+            step.hold = TRY_AGAIN_AFTER;
+            self.save(&step).await?;
+            return Ok(Next::Leave);
+        }
+        tracing::error!(%operation_id, %error, "an operation failed");
+        if let Some(job) = job {
+            step.cursor = Some(job);
+            step.examined += 1;
+            step.skipped += 1;
+        }
+        step.hold = HOLD;
+        let reason = match error.is_invalid() {
+            true => error.to_string(),
+            false => format!(
+                "{at}an internal error; the log of the process that executed the operation has the reason; resume \
+                 the operation to continue"
+            ),
+        };
+        if self.save(&step).await? == Some(OperationState::Running) {
+            self.end(Some(&reason)).await?;
+        }
+        Ok(Next::Leave)
+    }
+
+    /// Lets another process continue at once.
+    async fn release(mut self) -> Result<()> {
+        self.save(&OperationStep::default()).await.map(drop)
+    }
+
+    async fn save(&mut self, step: &OperationStep) -> Result<Option<OperationState>> {
+        let operation_id = self.operation.record.id;
+        let state = self.client.store.save_operation_step(operation_id, self.holder, step).await?;
+        if state.is_none() {
+            tracing::warn!(%operation_id, "another process has taken the operation; leaving it to that one");
+        }
+        self.cursor = step.cursor.or(self.cursor);
+        Ok(state)
+    }
+
+    async fn end(&self, error: Option<&str>) -> Result<()> {
+        self.client.store.end_operation(self.operation.record.id, self.holder, error).await.map(drop)
+    }
+}
+
+// ---- changing several jobs -------------------------------------------------
+
+/// A job to change.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    id: JobId,
+    /// Its queue; `None` if it is only counted as skipped.
+    queue: Option<String>,
+}
+
+impl Target {
+    pub(crate) fn new(id: JobId, queue: &str) -> Self {
+        Target { id, queue: Some(queue.to_owned()) }
+    }
+
+    fn skipped(id: JobId) -> Self {
+        Target { id, queue: None }
+    }
+}
+
+/// The result of changing several jobs in their order.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// How many were changed.
+    pub(crate) changed: u64,
+    /// How many could not be changed, because of their state or because they no longer exist.
+    pub(crate) skipped: u64,
+    /// The last one that counts; `None` if there is none. Those after it were not visited, or have to be
+    /// visited again.
+    pub(crate) last: Option<JobId>,
+    /// The job after that, if it caused an error.
+    pub(crate) failed: Option<(JobId, Error)>,
+}
+
+impl Client {
+    /// Changes jobs, several at a time, and notifies workers. Stops after an error, and after some
+    /// seconds.
+    pub(crate) async fn change_jobs(&self, action: Action, jobs: &[Target]) -> Changes {
+        let began = Instant::now();
+        let mut results: Vec<Visited> = jobs.iter().map(|_| Visited::No).collect();
+        let (mut next, mut must_stop) = (0, false);
+        let mut running = JoinSet::new();
+        loop {
+            while !must_stop && next < jobs.len() && running.len() < CONCURRENT_CHANGES {
+                let (client, nth, id) = (self.clone(), next, jobs[next].id);
+                next += 1;
+                if jobs[nth].queue.is_none() {
+                    results[nth] = Visited::Skipped;
+                    continue;
+                }
+                results[nth] = Visited::Failed(Error::internal("the change of the job ended early"));
+                running.spawn(async move { (nth, client.command(id, &action.command()).await) });
+            }
+            let Some(ended) = running.join_next().await else { break };
+            if let Ok((nth, result)) = ended {
+                results[nth] = Visited::of(result.map(drop));
+                must_stop |= matches!(results[nth], Visited::Failed(_)) || began.elapsed() > MAX_STEP_TIME;
+            }
+        }
+        if action == Action::Retry {
+            let changed = jobs.iter().zip(&results).filter(|(_, result)| matches!(result, Visited::Changed));
+            let queues = changed.filter_map(|(job, _)| job.queue.as_deref());
+            self.notifier.notify(queues.map(|queue| (queue, When::NOW)));
+        }
+        Changes::of(jobs, results)
+    }
+}
+
+/// What became of a job that was to be changed.
+enum Visited {
+    No,
+    Changed,
+    /// Its state does not allow the change, or it no longer exists.
+    Skipped,
+    /// An error that is about more than the job's state.
+    Failed(Error),
+}
+
+impl Visited {
+    fn of(result: Result<()>) -> Self {
+        match result {
+            Ok(()) => Visited::Changed,
+            Err(error) if error.is_conflict() || error.is_not_found() => Visited::Skipped,
+            Err(error) => Visited::Failed(error),
+        }
+    }
+}
+
+impl Changes {
+    /// Counts the results up to the first error or the first job that was not visited.
+    fn of(jobs: &[Target], results: Vec<Visited>) -> Self {
+        let mut changes = Changes::default();
+        for (job, result) in jobs.iter().zip(results) {
+            match result {
+                Visited::Changed => changes.changed += 1,
+                Visited::Skipped => changes.skipped += 1,
+                Visited::No => break,
+                Visited::Failed(error) => {
+                    changes.failed = Some((job.id, error));
+                    break;
+                }
+            }
+            changes.last = Some(job.id);
+        }
+        changes
+    }
+}
+
+impl Action {
+    fn command(self) -> Command {
+        match self {
+            Action::Cancel => Command::Cancel,
+            Action::Retry => Command::Retry,
+            Action::Delete => Command::Delete,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_jobs_before_the_first_error_count() {
+        let jobs: Vec<Target> = [9, 8, 7, 6].map(|n| Target::new(JobId(Uuid::from_u128(n)), "mail")).to_vec();
+        let of = |results| {
+            let Changes { changed, skipped, last, failed } = Changes::of(&jobs, results);
+            (changed, skipped, last.map(|id| id.0.as_u128()), failed.map(|(id, _)| id.0.as_u128()))
+        };
+        use Visited::*;
+        let error = || Failed(Error::unavailable("the database is restarting"));
+        assert_eq!(of(vec![Changed, Skipped, Changed, Changed]), (3, 1, Some(6), None));
+        assert_eq!(of(vec![Changed, Skipped, error(), Changed]), (1, 1, Some(8), Some(7)));
+        assert_eq!(of(vec![Changed, No, No, No]), (1, 0, Some(9), None));
+        assert_eq!(of(vec![error(), No, No, No]), (0, 0, None, Some(9)));
+    }
+}

@@ -1,0 +1,266 @@
+//! Which failures are the same. Two failures belong to one group if their kinds are equal and their errors differ only
+//! in what differs from job to job: numbers, ids, quoted text, addresses and paths.
+//!
+//! Pure: a fingerprint depends on nothing but the kind and the error, and stays the same in later versions, because
+//! it is stored.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The fingerprint of a failure: a hash of the kind and of the [normalised](normalise) error. Written as 16
+/// hexadecimal digits.
+///
+/// ```
+/// use longshore::Fingerprint;
+///
+/// let one = Fingerprint::of("mail", "order 17: timeout after 30.1s");
+/// assert_eq!(one, Fingerprint::of("mail", "order 18: timeout after 29.9s"));
+/// assert_ne!(one, Fingerprint::of("mail", "order 17: refused"));
+/// assert_eq!(one.to_string().parse::<Fingerprint>()?, one);
+/// # Ok::<(), longshore::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Fingerprint(pub(crate) i64);
+
+impl Fingerprint {
+    /// The fingerprint of a failure of this kind with this error.
+    pub fn of(kind: &str, error: &str) -> Self {
+        let mut hash = Fnv::default();
+        hash.add(kind.as_bytes());
+        hash.add(&[0]);
+        hash.add(normalise(error).as_bytes());
+        Fingerprint(hash.0 as i64)
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let is_hex = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let parsed = u64::from_str_radix(text, 16).ok().filter(|_| is_hex);
+        parsed.map(|hash| Fingerprint(hash as i64)).ok_or_else(|| {
+            Error::invalid(
+                "failure",
+                "failure: is not a fingerprint; use the 16 hexadecimal digits that `GET /failures` returns",
+            )
+        })
+    }
+}
+
+impl From<Fingerprint> for String {
+    fn from(fingerprint: Fingerprint) -> String {
+        fingerprint.to_string()
+    }
+}
+
+impl TryFrom<String> for Fingerprint {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+/// FNV-1a with 64 bits: short, and the same on every platform and in every version.
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Fnv(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fnv {
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+/// Only this much of an error counts: the rest is detail, such as a stack trace.
+const MAX_NORMALISED: usize = 300;
+
+/// The first line of an error, without what differs from job to job.
+fn normalise(error: &str) -> String {
+    let line = error.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
+    let line = &line[..line.floor_char_boundary(MAX_NORMALISED)];
+    let mut normal = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some(first) = rest.chars().next() {
+        let end = match first {
+            '"' | '`' | '\'' => quoted(rest, &normal),
+            _ => None,
+        };
+        if let Some(end) = end {
+            normal.push('"');
+            rest = &rest[end..];
+        } else if first.is_whitespace() {
+            if !normal.ends_with(' ') {
+                normal.push(' ');
+            }
+            rest = &rest[first.len_utf8()..];
+        } else {
+            let is_end =
+                |c: char| c.is_whitespace() || matches!(c, '"' | '`' | ',' | ';' | '(' | ')' | '[' | ']');
+            let end = rest.char_indices().skip(1).find(|(_, c)| is_end(*c)).map_or(rest.len(), |(at, _)| at);
+            add_word(&mut normal, &rest[..end]);
+            rest = &rest[end..];
+        }
+    }
+    normal
+}
+
+/// Where the quoted text at the beginning ends. An apostrophe inside a word is not a quotation mark.
+fn quoted(text: &str, before: &str) -> Option<usize> {
+    let mark = text.chars().next()?;
+    if mark == '\'' && before.ends_with(char::is_alphanumeric) {
+        return None;
+    }
+    let end = text[1..].find(mark)? + 2;
+    let is_apostrophe = mark == '\'' && text[end..].starts_with(char::is_alphanumeric);
+    (!is_apostrophe).then_some(end)
+}
+
+fn add_word(normal: &mut String, word: &str) {
+    let trimmed = word.trim_end_matches(['.', ':', '!', '?']);
+    if let Some((scheme, rest)) = trimmed.split_once("://") {
+        // The host says which service failed.
+        let host = rest.split(['/', '?', '#', ':']).next().unwrap_or_default();
+        normal.extend([scheme, "://", host]);
+    } else if trimmed.contains('@') && trimmed.contains('.') {
+        normal.push('@');
+    } else if trimmed.matches(['/', '\\']).count() > 1 {
+        normal.push('/');
+    } else {
+        for part in trimmed.split_inclusive([':', '=', '/', '\\', '<', '>', '{', '}', '|', '#']) {
+            let name = part.trim_end_matches([':', '=', '/', '\\', '<', '>', '{', '}', '|', '#']);
+            add_name(normal, name);
+            normal.push_str(&part[name.len()..]);
+        }
+    }
+    normal.push_str(&word[trimmed.len()..]);
+}
+
+/// A part of a word without separators.
+fn add_name(normal: &mut String, name: &str) {
+    if is_code(name) {
+        normal.push_str(name);
+    } else if is_id(name) {
+        normal.push('#');
+    } else {
+        let mut was_digit = false;
+        for c in name.chars() {
+            // `1.5` and `1` are both one number.
+            let is_digit = c.is_ascii_digit() || (was_digit && c == '.');
+            match (is_digit, was_digit) {
+                (true, true) => {}
+                (true, false) => normal.push('#'),
+                (false, _) => normal.push(c),
+            }
+            was_digit = is_digit;
+        }
+    }
+}
+
+/// Codes that say what went wrong: the statuses of HTTP and SMTP, and names such as `E0308` or `ORA-00942`.
+fn is_code(name: &str) -> bool {
+    if let Ok(number) = name.parse::<u16>() {
+        return (400..600).contains(&number);
+    }
+    let letters = name.bytes().take_while(u8::is_ascii_uppercase).count();
+    let number = name[letters..].strip_prefix('-').unwrap_or(&name[letters..]);
+    (1..=6).contains(&letters)
+        && (2..=6).contains(&number.len())
+        && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Ids: UUIDs, hashes and other long names with several digits.
+fn is_id(name: &str) -> bool {
+    let digits = name.bytes().filter(u8::is_ascii_digit).count();
+    let is_hex = name.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    (is_hex && name.len() >= 6 && digits >= 1) || (name.len() >= 10 && digits >= 3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_from_job_to_job_is_replaced() {
+        for (error, normal) in [
+            ("timeout after 30.1s", "timeout after #s"),
+            ("order 17 of customer 4: no stock", "order # of customer #: no stock"),
+            ("job 0199a8e2-7d1f-7c3a-9d44-5f1c2b3a4d5e is gone", "job # is gone"),
+            ("commit 9fceb02d0ae598e95dc970b74767f19372d61af8", "commit #"),
+            ("no file \"a b.pdf\" here", "no file \" here"),
+            ("unknown field `colour`, expected `color`", "unknown field \", expected \""),
+            ("key 'x' isn't there, it's gone", "key \" isn't there, it's gone"),
+            ("mail to ada@example.com refused", "mail to @ refused"),
+            ("GET https://api.example.com:8080/v1/users/7?x=1: 503", "GET https://api.example.com: 503"),
+            ("open /var/lib/data/17.json: permission denied", "open /: permission denied"),
+            ("id=81723 status=active", "id=# status=active"),
+            ("  \n\n first line \n second line 7", "first line"),
+            ("token tok_live_98a7s6d5f", "token #"),
+            ("", ""),
+        ] {
+            assert_eq!(normalise(error), normal, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn codes_stay() {
+        for error in
+            ["responded 404", "smtp said 550", "error E0308", "ORA-00942: table or view", "SQLSTATE P0001"]
+        {
+            assert_eq!(normalise(error), error);
+        }
+        assert_eq!(normalise("waited 300 ms"), "waited # ms");
+    }
+
+    #[test]
+    fn the_kind_belongs_to_the_fingerprint() {
+        assert_ne!(Fingerprint::of("a", "x"), Fingerprint::of("b", "x"));
+        assert_ne!(Fingerprint::of("ab", "c"), Fingerprint::of("a", "bc"));
+    }
+
+    /// Fingerprints are stored, so they must not change.
+    #[test]
+    fn a_fingerprint_never_changes() {
+        assert_eq!(Fingerprint::of("mail", "timeout after 30 s").to_string(), "056aee5eca7fd0a7");
+    }
+
+    #[test]
+    fn any_text_has_a_fingerprint() {
+        let long = "é\"'`/\\@://9".repeat(1000);
+        for text in ["'", "\"", "''", "a'", "://", "@.", "//", "\u{2028}x", long.as_str()] {
+            Fingerprint::of("k", text);
+        }
+    }
+
+    #[test]
+    fn other_text_is_no_fingerprint() {
+        for text in ["", "12", "+123456789abcdef0", "123456789abcdefg", "0x3456789abcdef01"] {
+            assert!(text.parse::<Fingerprint>().is_err(), "{text:?}");
+        }
+        assert_eq!("ffffffffffffffff".parse::<Fingerprint>().unwrap().0, -1);
+    }
+}
