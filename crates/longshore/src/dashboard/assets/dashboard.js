@@ -406,7 +406,7 @@ async function operate(form, action) {
   }
 }
 
-const ENDED = { finished: "Done", done: "Done", completed: "Done", stopped: "Stopped", cancelled: "Stopped", failed: "Failed" };
+const ENDED = { done: "Done", stopped: "Stopped", failed: "Failed" };
 
 async function watchOperation() {
   const panel = $("#operation");
@@ -431,14 +431,14 @@ async function watchOperation() {
       const ended = ENDED[operation.state];
       const share = operation.expected ? Math.min(100, (operation.examined / operation.expected) * 100) : 0;
       panel.hidden = false;
-      setText($("[data-operation-text]", panel), ended ?? "Working");
+      setText($("[data-operation-text]", panel), operation.error ? `${ended ?? "Working"}: ${operation.error}` : ended ?? "Working");
       const of = operation.expected ? ` of about ${number(operation.expected)}` : "";
       setText($("[data-operation-numbers]", panel),
         `${number(operation.changed)} changed, ${number(operation.skipped)} skipped, ${number(operation.examined)}${of} examined`);
       if (ended === "Done") bar.value = 100;
       else if (operation.expected) bar.value = share;
       stop.hidden = Boolean(ended);
-      resume.hidden = ended !== "Stopped";
+      resume.hidden = !ended || ended === "Done";
       if (!ended) next = setTimeout(step, 1000);
       refreshSoon();
     } catch (error) {
