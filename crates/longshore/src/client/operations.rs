@@ -35,7 +35,7 @@ const MAX_STEP_TIME: Duration = Duration::from_secs(10);
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// How many jobs are changed at the same time. On Postgres, more would only wait for connections. On SQLite,
 /// these share a commit.
-const CONCURRENT_CHANGES: usize = 16;
+const CONCURRENT_CHANGES: usize = 32;
 /// The maximum number of operations per page, and per step of removal.
 const MAX_PAGE: u32 = 200;
 const PAUSES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(100);
