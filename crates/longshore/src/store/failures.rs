@@ -65,6 +65,10 @@ impl FailureRecord {
     /// How many dead letters of a group are counted. An exact number of a million would take too long.
     pub const MAX_DEAD: u64 = 1_000;
     /// How much of an error is kept with its group, in characters.
+    #[cfg_attr(
+        not(feature = "sqlite"),
+        expect(dead_code, reason = "a literal in the statements of Postgres")
+    )]
     pub(crate) const MAX_ERROR: usize = 2_000;
     /// A group is forgotten when this time has passed since its newest failure and no dead letter is left.
     pub(crate) const KEPT_DAYS: i64 = 30;
