@@ -70,11 +70,13 @@ function patch(live, next) {
     return;
   }
   if (live.dataset && "keep" in live.dataset) return;
+  // Readers open details, and the script shows what has `data-keep-hidden`.
+  const isKept = (name) => (name === "open" && live.nodeName === "DETAILS") || (name === "hidden" && "keepHidden" in live.dataset);
   for (const { name, value } of [...next.attributes]) {
-    if (live.getAttribute(name) !== value && !(live.nodeName === "DETAILS" && name === "open")) live.setAttribute(name, value);
+    if (live.getAttribute(name) !== value && !isKept(name)) live.setAttribute(name, value);
   }
   for (const { name } of [...live.attributes]) {
-    if (!next.hasAttribute(name) && !(live.nodeName === "DETAILS" && name === "open")) live.removeAttribute(name);
+    if (!next.hasAttribute(name) && !isKept(name)) live.removeAttribute(name);
   }
   patchChildren(live, next);
 }
@@ -234,6 +236,8 @@ if (isLive) {
   addEventListener("pagehide", () => giveBack?.());
   addEventListener("pageshow", (event) => event.persisted && whenVisible());
   if (!document.hidden) listen();
+  // The page may show what another tab read a moment ago, and no event follows what happened before.
+  secondRefresh = setTimeout(refreshSoon, MIN_PAUSE + 100);
   showLive("on", "This page updates itself.");
   const pause = navigator.locks ? MAX_PAUSE : 3000;
   setInterval(() => Date.now() - lastRefresh >= pause && refreshSoon(), 1000);
