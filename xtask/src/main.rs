@@ -4,8 +4,10 @@
 //! `postgres` and `run` are shared by all of them.
 
 mod bench;
+mod browser;
 mod ci;
 mod clients;
+mod debian;
 mod features;
 mod mutants;
 mod older_sqlx;
@@ -25,9 +27,9 @@ Longshore's project tasks. In a fresh clone, `cargo xtask test` runs all tests.
 
 Usage: cargo xtask <task> [arguments]
 
-  test [args]   Run the doctests, a short `schemathesis`, `clients`, then all other
-                tests. Arguments go to `cargo nextest run` and narrow the run;
-                then the doctests, `schemathesis` and `clients` are skipped:
+  test [args]   Run the doctests, a short `schemathesis`, `clients`, `browser`, then
+                all other tests. Arguments go to `cargo nextest run` and narrow the
+                run to the other tests:
                     cargo xtask test
                     cargo xtask test late_settle
                     cargo xtask test -p longshore --no-capture
@@ -44,6 +46,12 @@ Usage: cargo xtask <task> [arguments]
                 lease and settle jobs on the real server. Needs Python 3.11 and
                 Node.js 20; installs the generators from PyPI and npm into target
                 the first time.
+  browser [--engine sqlite|postgres|both] [--only TEXT] [--screenshots]
+                Test the dashboard in headless Chromium on both engines. --only runs
+                the tests whose names contain a text. --screenshots tests nothing and
+                writes pictures of every page to docs/images/dashboard. Needs Node.js
+                20 and Chromium; installs Debian's package if it may, and
+                playwright-core and axe-core from npm into target the first time.
   mutants [--check] [words]
                 Break the code on purpose, one rule at a time in a copy of the
                 tree, and verify that the conformance suite fails. Words narrow
@@ -85,6 +93,7 @@ enum Task {
     Ci,
     Schemathesis(schemathesis::Options),
     Clients,
+    Browser(browser::Options),
     Mutants(mutants::Options),
     Bench(Vec<OsString>),
     Pg(scratch_db::Action),
@@ -107,6 +116,7 @@ fn main() -> ExitCode {
         Task::Ci => ci::ci(),
         Task::Schemathesis(options) => schemathesis::schemathesis(&options),
         Task::Clients => clients::clients(),
+        Task::Browser(options) => browser::browser(&options),
         Task::Mutants(options) => mutants::mutants(&options),
         Task::Bench(args) => bench::bench(&args),
         Task::Pg(action) => scratch_db::run(action),
@@ -136,6 +146,7 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
         "schemathesis" => schemathesis::Options::parse(args).map(Task::Schemathesis),
         "clients" if args.is_empty() => Ok(Task::Clients),
         "clients" => Err("`clients` takes no arguments".into()),
+        "browser" => browser::Options::parse(args).map(Task::Browser),
         "mutants" => mutants::Options::parse(args).map(Task::Mutants),
         "bench" => {
             // `cargo xtask bench -- --help` works as with cargo: the dashes are not

@@ -5,7 +5,7 @@
 use std::{env, ffi::OsString, process::Command};
 
 use crate::{
-    clients, pgbouncer,
+    browser, clients, pgbouncer,
     postgres::{Binaries, Location, TemporaryCluster, Tuning},
     run::{self, Result, cargo, last_step, step},
     schemathesis,
@@ -33,8 +33,9 @@ pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
         ));
         results.push(schemathesis::quick(&database));
         results.push(clients::quick());
+        results.push(browser::quick(&database));
     } else {
-        eprintln!("==> doctests, schemathesis and clients: SKIPPED, because arguments narrow the run");
+        eprintln!("==> doctests, schemathesis, clients and browser: SKIPPED, because arguments narrow the run");
     }
     results.push(last_step("tests", runner(args).env(URL_VARIABLE, database.url())));
     let failed: Vec<String> =

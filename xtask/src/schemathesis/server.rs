@@ -1,6 +1,5 @@
-//! The server under test, also of `clients`: `longshore serve` on its own database, with an
-//! admin token.
-//! Dropping it stops the server.
+//! The server under test, also of `clients` and `browser`: `longshore serve` on its own database,
+//! with an admin token. Dropping it stops the server.
 
 use std::{
     env,
@@ -34,7 +33,7 @@ impl TestDatabase {
     }
 
     pub(crate) fn schema(database: &OpenDatabase) -> Result<TestDatabase> {
-        let name = format!("schemathesis_{}", random_hex(4)?);
+        let name = format!("xtask_{}", random_hex(4)?);
         let is_temporary = matches!(database, OpenDatabase::Private(_));
         Ok(TestDatabase::Schema { url: database.url().to_owned(), name, is_temporary })
     }
@@ -55,7 +54,7 @@ impl TestDatabase {
         let TestDatabase::Schema { url, name, is_temporary: false } = self else { return };
         let drop = format!("drop schema {name} cascade");
         if !succeeds(Command::new("psql").arg(url).args(["--quiet", "--command", &drop])) {
-            eprintln!("    schemathesis: psql could not drop the schema `{name}`; drop it manually");
+            eprintln!("    psql could not drop the schema `{name}`; drop it manually");
         }
     }
 }
@@ -72,16 +71,17 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(database: TestDatabase, home: &Path) -> Result<Server> {
+        Server::start_with(database, home, &[])
+    }
+
+    /// As [`Server::start`], with more arguments for `longshore serve`.
+    pub(crate) fn start_with(database: TestDatabase, home: &Path, args: &[&str]) -> Result<Server> {
         stdout_of(&mut longshore(&database, &["migrate"]))?;
-        let created = stdout_of(&mut longshore(
-            &database,
-            &["tokens", "create", "xtask", "--scope", "admin", "--json"],
-        ))?;
-        let token = string_field(&created, "token").ok_or("`longshore tokens create` printed no token")?;
+        let token = create_token(&database, "xtask", "admin")?;
         let log = home.join("server.log");
         let mut serve =
             longshore(&database, &["serve", "--bind", "127.0.0.1:0", "--auth", "tokens", "--json"]);
-        serve.args(["--allow-unknown-kinds", "--log", "warn"]);
+        serve.args(["--allow-unknown-kinds", "--log", "warn"]).args(args);
         let mut child = serve
             .stdout(Stdio::piped())
             .stderr(File::create(&log)?)
@@ -110,6 +110,15 @@ impl Server {
         &self.token
     }
 
+    /// Creates another token and returns its secret.
+    pub(crate) fn create_token(&self, name: &str, scope: &str) -> Result<String> {
+        create_token(&self.database, name, scope)
+    }
+
+    pub(crate) fn log(&self) -> &Path {
+        &self.log
+    }
+
     fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -133,6 +142,12 @@ impl Drop for Server {
         let _ = self.child.wait();
         self.database.clear();
     }
+}
+
+fn create_token(database: &TestDatabase, name: &str, scope: &str) -> Result<String> {
+    let created =
+        stdout_of(&mut longshore(database, &["tokens", "create", name, "--scope", scope, "--json"]))?;
+    string_field(&created, "token").ok_or_else(|| "`longshore tokens create` printed no token".into())
 }
 
 /// The built `longshore` command, without the settings in this program's environment.
