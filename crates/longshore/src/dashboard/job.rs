@@ -16,6 +16,7 @@ use super::widgets::{
 use super::{Frame, View, format, json, timeline};
 use crate::api::explain::Explanation;
 use crate::api::problem::{ApiResult, Problem};
+use crate::failure::Fingerprint;
 use crate::job::{FlowId, JobId, JobRecord, Status};
 use crate::store::{FlowRecord, StepRecord, StepState, WorkerRecord};
 
@@ -278,10 +279,18 @@ fn facts(frame: &Frame, loaded: &OneJob) -> Markup {
                 @if let Some(key) = &job.idempotency_key { dt { "Idempotency key" } dd { a .quiet href=(jobs_with("idempotency_key", key)) { (key) } } }
                 @if !job.tags.is_empty() { dt { "Tags" } dd { @for tag in &job.tags { a .tag href=(jobs_with("tag", tag)) { (tag) } " " } } }
                 @if !job.flags.is_empty() { dt { "Flags" } dd { @for flag in &job.flags { span .tag { (flag) } " " } } }
+                @if let Some(url) = same_error(frame, job) { dt { "Same error" } dd { a .quiet href=(url) { "all its jobs" } } }
                 dt { "Lease" } dd title="How often a worker has claimed it" { (job.lease_no) }
             }
         }
     }
+}
+
+/// The page of the group of failures to which the last failure of the job belongs.
+fn same_error(frame: &Frame, job: &JobRecord) -> Option<String> {
+    let has_failed = matches!(job.status, Status::Running | Status::Retrying | Status::FailedPermanent);
+    let error = job.last_error.as_deref().filter(|_| has_failed && frame.rights.covers_all())?;
+    Some(frame.url(&format!("/ui/failures/{}", Fingerprint::of(&job.kind, error))))
 }
 
 #[cfg(test)]
