@@ -29,7 +29,7 @@
 //! |---|---|
 //! | `worker` | the runtime: claim, execute, settle, heartbeat, upkeep |
 //! | `cron` | schedules, and one job per tick |
-//! | `api` | the HTTP API as a router, and a server for it |
+//! | `api` | the HTTP API as a router, and a server for it; with the feature `dashboard` also pages for people |
 //! | `builtin` | the built-in kinds: email, images, summaries, webhooks; their simulator |
 //! | `testing` | a queue in memory for the tests of your own program |
 //!
@@ -183,6 +183,9 @@ mod documents {
     #[cfg(feature = "builtin")]
     #[doc = include_str!("../../../docs/guides/builtin-kinds.md")]
     struct BuiltinKindsGuide;
+    #[cfg(feature = "dashboard")]
+    #[doc = include_str!("../../../docs/guides/dashboard.md")]
+    struct DashboardGuide;
     #[cfg(feature = "api")]
     #[doc = include_str!("../../../docs/guides/api.md")]
     struct ApiGuide;

@@ -261,7 +261,7 @@ fn bulk(frame: &Frame, jobs: &Jobs) -> Markup {
     // An operation needs a filter, so that nobody deletes everything by accident.
     let can_match = filter.as_object().is_some_and(|filter| !filter.is_empty());
     html! {
-        form #bulk .bulk hidden data-keep method="post" action=(frame.url("/operations")) data-filter=[can_match.then(|| filter.to_string())]
+        form #bulk .bulk hidden data-keep-hidden method="post" action=(frame.url("/operations")) data-filter=[can_match.then(|| filter.to_string())]
             data-matching=[matching] aria-label="Actions on the selected jobs" {
             p { b #bulk-count { "0 selected" }
                 @if can_match {

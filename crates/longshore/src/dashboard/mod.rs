@@ -345,6 +345,19 @@ pub(crate) fn redirect_from_root(server: &Server, base: &str, headers: &HeaderMa
         .then(|| (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response())
 }
 
+/// Texts that would run as a script if a page did not escape them.
+#[cfg(test)]
+const HOSTILE: &str = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&lt;";
+
+/// Fails if a page contains a part of [`HOSTILE`] that a browser would interpret.
+#[cfg(test)]
+#[track_caller]
+fn assert_escaped(page: &Markup) {
+    let page = &page.0;
+    assert!(page.contains("alert(1)"), "the text is not on the page: {page}");
+    assert!(!page.contains("<script>alert") && !page.contains("<img"), "{page}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -377,17 +390,4 @@ mod tests {
         assert_eq!(Dashboard::new().base_path("queue/").base_of(&seen, &seen), "/queue");
         assert_eq!(Dashboard::new().base_path("/").base_of(&original, &seen), "");
     }
-}
-
-/// Texts that would run as a script if a page did not escape them.
-#[cfg(test)]
-const HOSTILE: &str = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&lt;";
-
-/// Fails if a page contains a part of [`HOSTILE`] that a browser would interpret.
-#[cfg(test)]
-#[track_caller]
-fn assert_escaped(page: &Markup) {
-    let page = &page.0;
-    assert!(page.contains("alert(1)"), "the text is not on the page: {page}");
-    assert!(!page.contains("<script>alert") && !page.contains("<img"), "{page}");
 }

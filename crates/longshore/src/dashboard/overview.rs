@@ -239,10 +239,13 @@ impl Timed for Measured {
     }
 }
 
+/// The start of a bucket, and its values.
+type Period<'v, T> = (DateTime<Utc>, Vec<&'v T>);
+
 /// The values of each bucket of a range.
-fn buckets<T: Timed>(range: Range, now: DateTime<Utc>, values: &[T]) -> Vec<(DateTime<Utc>, Vec<&T>)> {
+fn buckets<T: Timed>(range: Range, now: DateTime<Utc>, values: &[T]) -> Vec<Period<'_, T>> {
     let start = range.start(now);
-    let mut buckets: Vec<(DateTime<Utc>, Vec<&T>)> =
+    let mut buckets: Vec<Period<'_, T>> =
         (0..range.buckets()).map(|i| (start + range.width() * i as i32, Vec::new())).collect();
     for value in values {
         let i = (value.minute() - start).num_seconds().div_euclid(range.seconds());
@@ -293,7 +296,7 @@ fn throughput(frame: &Frame, overview: &Overview) -> Markup {
 /// Attempts that failed. A job that failed for good had failed attempts, so the two are not added.
 fn failures(frame: &Frame, overview: &Overview) -> Markup {
     let measured = buckets(overview.range, frame.now, &overview.measured);
-    let bucket = |((from, tallied), (_, measured)): ((DateTime<Utc>, Vec<&Tallied>), (_, Vec<&Measured>))| {
+    let bucket = |((from, tallied), (_, measured)): (Period<'_, Tallied>, Period<'_, Measured>)| {
         let failed = count(&tallied, Outcome::FailedPermanent);
         let attempts: u64 = values(&measured, What::Failed).map(|measure| measure.value).sum();
         let href = failed.map(|_| ended_in(frame, from, overview.range, Some(Status::FailedPermanent)));

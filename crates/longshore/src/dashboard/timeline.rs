@@ -121,7 +121,7 @@ fn full_error(error: &str, is_newest: bool) -> Markup {
 
 /// Why the job is not running.
 pub(super) fn why(explanation: &crate::api::explain::Explanation) -> Markup {
-    let needs_help = !matches!(explanation.estimated_seconds, Some(_)) && explanation.ahead.is_none();
+    let needs_help = explanation.estimated_seconds.is_none() && explanation.ahead.is_none();
     html! {
         section #why .notice .(if needs_help { "is-warning" } else { "is-info" }) {
             h2 { "Why it is not running" }

@@ -138,17 +138,17 @@ async fn a_retry_with_changes_starts_only_with_the_changes(fixture: Fixture) {
 }
 
 async fn a_refused_retry_with_changes_changes_nothing(fixture: Fixture) {
+    let changes = || Edit::default().priority(7);
+    let running = fixture.running(job("other")).await.lease().id;
+    let error = fixture.client().retry_with(running, changes()).await.expect_err("it is running");
+    assert!(error.is_conflict(), "{error:?}");
     let keyed = || job("mail").unique_key("customer-25", UniqueMode::Dedupe);
     let ended = fixture.ended(keyed(), Outcome::FailedPermanent).await;
     fixture.add(keyed()).await;
-    let changes = || Edit::default().priority(7);
     let before = snapshot(&fixture.job(ended).await);
     let error = fixture.client().retry_with(ended, changes()).await.expect_err("the key is taken");
     assert_conflict(&error, "cancel that job");
     assert_eq!(snapshot(&fixture.job(ended).await), before);
-    let running = fixture.running(job("other")).await.lease().id;
-    let error = fixture.client().retry_with(running, changes()).await.expect_err("it is running");
-    assert!(error.is_conflict(), "{error:?}");
 }
 
 async fn only_dead_letters_can_be_redriven(fixture: Fixture) {

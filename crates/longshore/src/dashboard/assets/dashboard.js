@@ -70,11 +70,13 @@ function patch(live, next) {
     return;
   }
   if (live.dataset && "keep" in live.dataset) return;
+  // Readers open details, and the script shows what has `data-keep-hidden`.
+  const isKept = (name) => (name === "open" && live.nodeName === "DETAILS") || (name === "hidden" && "keepHidden" in live.dataset);
   for (const { name, value } of [...next.attributes]) {
-    if (live.getAttribute(name) !== value && !(live.nodeName === "DETAILS" && name === "open")) live.setAttribute(name, value);
+    if (live.getAttribute(name) !== value && !isKept(name)) live.setAttribute(name, value);
   }
   for (const { name } of [...live.attributes]) {
-    if (!next.hasAttribute(name) && !(live.nodeName === "DETAILS" && name === "open")) live.removeAttribute(name);
+    if (!next.hasAttribute(name) && !isKept(name)) live.removeAttribute(name);
   }
   patchChildren(live, next);
 }
@@ -234,6 +236,8 @@ if (isLive) {
   addEventListener("pagehide", () => giveBack?.());
   addEventListener("pageshow", (event) => event.persisted && whenVisible());
   if (!document.hidden) listen();
+  // The page may show what another tab read a moment ago, and no event follows what happened before.
+  secondRefresh = setTimeout(refreshSoon, MIN_PAUSE + 100);
   showLive("on", "This page updates itself.");
   const pause = navigator.locks ? MAX_PAUSE : 3000;
   setInterval(() => Date.now() - lastRefresh >= pause && refreshSoon(), 1000);
@@ -406,7 +410,7 @@ async function operate(form, action) {
   }
 }
 
-const ENDED = { finished: "Done", done: "Done", completed: "Done", stopped: "Stopped", cancelled: "Stopped", failed: "Failed" };
+const ENDED = { done: "Done", stopped: "Stopped", failed: "Failed" };
 
 async function watchOperation() {
   const panel = $("#operation");
@@ -431,14 +435,14 @@ async function watchOperation() {
       const ended = ENDED[operation.state];
       const share = operation.expected ? Math.min(100, (operation.examined / operation.expected) * 100) : 0;
       panel.hidden = false;
-      setText($("[data-operation-text]", panel), ended ?? "Working");
+      setText($("[data-operation-text]", panel), operation.error ? `${ended ?? "Working"}: ${operation.error}` : ended ?? "Working");
       const of = operation.expected ? ` of about ${number(operation.expected)}` : "";
       setText($("[data-operation-numbers]", panel),
         `${number(operation.changed)} changed, ${number(operation.skipped)} skipped, ${number(operation.examined)}${of} examined`);
       if (ended === "Done") bar.value = 100;
       else if (operation.expected) bar.value = share;
       stop.hidden = Boolean(ended);
-      resume.hidden = ended !== "Stopped";
+      resume.hidden = !ended || ended === "Done";
       if (!ended) next = setTimeout(step, 1000);
       refreshSoon();
     } catch (error) {
