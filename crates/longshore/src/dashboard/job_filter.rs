@@ -140,7 +140,7 @@ fn only_queue(rights: &Rights) -> Option<String> {
 }
 
 /// A time with a zone, or one in UTC as the input of a form sends it.
-fn parse_time(text: &str) -> Option<DateTime<Utc>> {
+pub(super) fn parse_time(text: &str) -> Option<DateTime<Utc>> {
     if let Ok(time) = text.parse::<DateTime<Utc>>() {
         return Some(time);
     }

@@ -3,7 +3,7 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::job_filter::{FIELDS, JobFilter, KEYS};
+use super::job_filter::{FIELDS, JobFilter, KEYS, parse_time};
 use super::layout::Section;
 use super::url::Params;
 use super::widgets::{self, dash, empty, heading, job_link, queue_link, snippet, time};
@@ -117,7 +117,10 @@ fn filters(frame: &Frame, jobs: &Jobs) -> Markup {
     let active = FIELDS.iter().chain(&KEYS).filter(|(name, _)| frame.params.get(name).is_some());
     html! {
         form #filters .filters role="search" aria-label="Filter jobs" action=(frame.url(&frame.path)) {
-            @if let Some(status) = frame.params.get("status") { input type="hidden" name="status" value=(status); }
+            // What the form does not show is kept, too.
+            @for name in ["status"].into_iter().chain(KEYS.map(|(name, _)| name)) {
+                @if let Some(value) = frame.params.get(name) { input type="hidden" name=(name) value=(value); }
+            }
             @for (name, label) in first {
                 label { span { (label) }
                     input name=(name) value=(value(name)) list=(format!("list-{name}")) placeholder="any" autocomplete="off";
@@ -131,8 +134,12 @@ fn filters(frame: &Frame, jobs: &Jobs) -> Markup {
                 div .fields {
                     @for (name, label) in more.iter().filter(|(name, _)| *name != "error") {
                         label { span { (label) @if is_time(name) { " (UTC)" } }
-                            input name=(name) value=(value(name)) type=(if is_time(name) { "datetime-local" } else { "text" })
-                                autocomplete="off";
+                            @if is_time(name) {
+                                input name=(name) type="datetime-local" step="1" value=[frame.params.get(name).and_then(for_time_input)]
+                                    autocomplete="off";
+                            } @else {
+                                input name=(name) value=(value(name)) type="text" autocomplete="off";
+                            }
                         }
                     }
                 }
@@ -153,6 +160,11 @@ fn filters(frame: &Frame, jobs: &Jobs) -> Markup {
 
 fn is_time(name: &str) -> bool {
     name.ends_with("_than") || name.starts_with("ended_")
+}
+
+/// A time as browsers accept it in a field. Links of other pages have a zone and milliseconds.
+fn for_time_input(text: &str) -> Option<String> {
+    parse_time(text).map(|time| time.format("%Y-%m-%dT%H:%M:%S").to_string())
 }
 
 // ---- the table -------------------------------------------------------------

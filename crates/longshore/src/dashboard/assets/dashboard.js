@@ -505,9 +505,13 @@ async function showEntries() {
   const text = input.value.trim().toLowerCase();
   const current = ++search;
   const matching = entries.filter((entry) => entry.text.toLowerCase().includes(text));
-  if (text) matching.push({ text: `Jobs whose error contains “${input.value.trim()}”`, hint: "search", run: goTo(jobsWith("error", input.value.trim())) });
+  const typed = input.value.trim();
+  const isId = /^[0-9a-f-]{4,36}$|^[0-9a-f-]{8,31}\.\.[0-9a-f-]*$/.test(text);
+  // Somebody who pastes an id and presses Enter does not wait for the list, so the server looks for the job.
+  const url = isId ? `${base}/ui/search?q=${encodeURIComponent(typed)}` : jobsWith("error", typed);
+  if (text) matching.push({ text: `Jobs whose error contains “${typed}”`, hint: "search", run: goTo(url) });
   render(matching);
-  if (!/^[0-9a-f-]{4,36}$|^[0-9a-f-]{8,31}\.\.[0-9a-f-]*$/.test(text)) return;
+  if (!isId) return;
   const found = await call("GET", `${base}/jobs/find?id=${encodeURIComponent(text)}`).catch(() => []);
   if (current !== search || !found.length) return;
   render([...found.map((job) => ({ text: `${job.kind} ${job.id}`, hint: job.status, run: goTo(`${base}/ui/jobs/${job.id}`) })), ...matching]);
@@ -563,7 +567,7 @@ document.addEventListener("keydown", (event) => {
     openPalette();
     return;
   }
-  const isTyping = event.target.closest("input:not([type=checkbox]), textarea, select, dialog");
+  const isTyping = event.target.closest("input:not([type=checkbox]), textarea, select, dialog[open]");
   if (isTyping || event.metaKey || event.ctrlKey || event.altKey || !isLive) return;
   const afterG = Date.now() - wentAt < 1200;
   wentAt = 0;

@@ -1,0 +1,101 @@
+// Live updates: what they must not disturb, and what they cost with many tabs.
+
+import assert from "node:assert/strict";
+import { api, enqueue, inBrowser, unique, until } from "./harness.mjs";
+
+const TABS = 8;
+
+inBrowser("focus, selection, typed text and open details survive a live update", async ({ open }) => {
+  const kind = unique("task");
+  const add = (count) => enqueue(Array.from({ length: count }, (_, n) => ({ kind, queue: kind, payload: { n } })));
+  await add(5);
+  const page = await open(`/ui/jobs?kind=${kind}`);
+  await page.click("#more-filters summary");
+  const box = page.locator("#jobs tbody tr input").nth(2);
+  await box.check();
+  const chosen = await box.inputValue();
+  await page.focus('#filters input[name="error"]');
+  await page.keyboard.type("half a wor");
+  await page.evaluate(() => document.activeElement.setSelectionRange(2, 5));
+  const [added] = await add(1);
+  await page.locator(`#job-${added}`).waitFor();
+
+  const state = await page.evaluate(() => {
+    const { name, value, selectionStart, selectionEnd } = document.activeElement;
+    return { name, value, selectionStart, selectionEnd, isOpen: document.querySelector("#more-filters").open };
+  });
+  assert.deepEqual(state, { name: "error", value: "half a wor", selectionStart: 2, selectionEnd: 5, isOpen: true });
+  assert.equal(await page.locator(`#jobs input[value="${chosen}"]`).isChecked(), true);
+  assert.equal(await page.locator("#bulk-count").textContent(), "1 selected");
+});
+
+inBrowser("an edit in progress and the scroll position survive a live update", async ({ open }) => {
+  const kind = unique("task");
+  const [id] = await enqueue([{ kind, queue: kind, payload: { lines: Array.from({ length: 60 }, (_, i) => i) } }]);
+  const page = await open(`/ui/jobs/${id}`);
+  await page.click(".head a:has-text('Edit')");
+  const editor = page.locator("#edit textarea");
+  await editor.fill('{"half": ');
+  await editor.focus();
+  const scrolled = await page.evaluate(() => scrollY);
+  assert.ok(scrolled > 0, "the editor is below the fold");
+  await api("PATCH", `/jobs/${id}`, { priority: 7 });
+  await page.locator(".facts dd:text-is('7')").first().waitFor();
+  assert.equal(await editor.inputValue(), '{"half": ');
+  assert.equal(await page.evaluate(() => document.activeElement.name), "payload");
+  assert.equal(await page.evaluate(() => scrollY), scrolled);
+});
+
+inBrowser("an update moves nothing on the page", async ({ open }) => {
+  const kind = unique("task");
+  const page = await open("/ui");
+  await page.evaluate(() => {
+    window.shift = 0;
+    new PerformanceObserver((list) => {
+      for (const entry of list.getEntries()) window.shift += entry.value;
+    }).observe({ type: "layout-shift", buffered: true });
+  });
+  const now = () => page.locator("main").getAttribute("data-now");
+  for (let n = 0; n < 2; n++) {
+    const before = await now();
+    await enqueue([{ kind, queue: kind, payload: { n } }]);
+    await until("the page updates itself", async () => (await now()) !== before);
+  }
+  assert.ok(await page.evaluate(() => window.shift) < 0.01);
+});
+
+inBrowser("eight live tabs share one event stream and all update", async ({ context, open }) => {
+  const kind = unique("task");
+  const requests = new Set();
+  context.on("request", (request) => request.url().endsWith("/events") && requests.add(request));
+  for (const end of ["requestfinished", "requestfailed"]) context.on(end, (request) => requests.delete(request));
+  // The tabs with an open stream. The browser reports no end of the requests of a closed tab.
+  const leaders = () => [...requests].map((request) => request.frame().page()).filter((tab) => !tab.isClosed());
+  let most = 0;
+  context.on("request", () => { most = Math.max(most, leaders().length); });
+
+  const tabs = [];
+  for (let i = 0; i < TABS; i++) tabs.push(await open(`/ui/jobs?kind=${kind}`));
+  const add = async () => (await enqueue([{ kind, queue: kind, payload: {} }]))[0];
+  const allShow = async (id) => {
+    for (const tab of tabs) await tab.locator(`#job-${id}`).waitFor();
+  };
+  await until("a tab opens the stream", () => leaders().length === 1);
+  await allShow(await add());
+
+  const [first] = leaders();
+  tabs.splice(tabs.indexOf(first), 1);
+  await first.close();
+  await until("another tab opens the stream", () => leaders().length === 1);
+  await allShow(await add());
+
+  const [second] = leaders();
+  tabs.splice(tabs.indexOf(second), 1);
+  await second.evaluate(() => {
+    Object.defineProperty(document, "hidden", { value: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+  });
+  await until("the hidden tab closes the stream, and a visible one opens it", () => leaders().length === 1 && leaders()[0] !== second);
+  await allShow(await add());
+  assert.equal(most, 1, "there was never more than one stream");
+});

@@ -1,0 +1,64 @@
+// Failures in groups, and operations on ten thousand jobs.
+
+import assert from "node:assert/strict";
+import { Worker, api, confirm, enqueue, inBrowser, unique, until } from "./harness.mjs";
+
+const MANY = 10_000;
+
+// A kind with `MANY` dead letters that failed in the same way.
+async function deadLetters() {
+  const kind = unique("mail");
+  await enqueue(Array.from({ length: MANY }, (_, i) => ({ kind, queue: kind, payload: { connection: 10_000 + i } })));
+  // The errors differ in their numbers, so they are one group.
+  const error = ({ payload }) => `connection ${payload.connection} was refused`;
+  await Promise.all([1, 2, 3, 4].map((i) => new Worker(`mailer-${i}`, [kind]).failAll(error)));
+  return kind;
+}
+
+const countOf = async (kind, status) => {
+  const { counts } = await api("GET", "/stats");
+  return counts.find((count) => count.kind === kind && count.status === status)?.jobs ?? 0;
+};
+
+async function openGroup(open, kind) {
+  const page = await open(`/ui/failures?kind=${kind}`);
+  // Counts are folded by upkeep; the page is live.
+  await page.waitForFunction(() => document.querySelectorAll("#failures tbody tr").length === 1);
+  return page;
+}
+
+const operationOf = (page) => api("GET", `/operations/${new URL(page.url()).searchParams.get("operation")}`);
+
+inBrowser("one click redrives a group of ten thousand, and the page shows it finish", async ({ open }) => {
+  const kind = await deadLetters();
+  const page = await openGroup(open, kind);
+  await page.click("#failures button:has-text('Retry all')");
+  assert.match(await page.locator("#confirm-text").textContent(), /dead jobs/);
+  await confirm(page);
+  await page.waitForURL(/operation=/);
+  assert.match(page.url(), new RegExp(`kind=${kind}`), "the filter is kept");
+  await page.locator("[data-operation-text]:has-text('Done')").waitFor({ timeout: 60_000 });
+  assert.match(await page.locator("[data-operation-numbers]").textContent(), /10,000 changed, 0 skipped/);
+  assert.equal(await countOf(kind, "queued"), MANY);
+  await page.waitForFunction(() => !document.querySelector("#failures button"));
+});
+
+inBrowser("an operation is stopped half way and continued", async ({ open }) => {
+  const kind = await deadLetters();
+  const page = await openGroup(open, kind);
+  await page.click("#failures button:has-text('Retry all')");
+  await confirm(page);
+  await page.click("[data-operation-stop]");
+  await page.locator("[data-operation-text]:has-text('Stopped')").waitFor();
+  const { changed } = await until("no step is in progress any more", async () => {
+    const [before, queued] = [await operationOf(page), await countOf(kind, "queued")];
+    return before.changed === queued && before;
+  });
+  assert.ok(changed < MANY, `${changed} of ${MANY} jobs were redriven before the stop`);
+  assert.equal((await operationOf(page)).state, "stopped");
+
+  await page.click("[data-operation-resume]");
+  await page.locator("[data-operation-text]:has-text('Done')").waitFor({ timeout: 60_000 });
+  assert.match(await page.locator("[data-operation-numbers]").textContent(), /10,000 changed/);
+  assert.equal(await countOf(kind, "queued"), MANY);
+});
