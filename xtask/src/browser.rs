@@ -238,9 +238,7 @@ fn chromium() -> Result<PathBuf> {
         let given = PathBuf::from(given);
         return match given.is_file() {
             true => Ok(given),
-            false => {
-                Err(format!("{CHROMIUM_VARIABLE}: there is no program at {}", given.display()).into())
-            }
+            false => Err(format!("{CHROMIUM_VARIABLE}: there is no program at {}", given.display()).into()),
         };
     }
     let find =
