@@ -44,6 +44,15 @@ pub enum State {
 }
 
 impl State {
+    /// How often the job was claimed.
+    pub(crate) fn lease_no(&self) -> i32 {
+        match self {
+            State::Waiting(job) => job.lease_no,
+            State::Running(job) => job.lease_no,
+            State::Finished(job) => job.lease_no,
+        }
+    }
+
     /// The status of a job in this state.
     pub fn status(&self) -> Status {
         match self {

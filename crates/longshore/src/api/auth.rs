@@ -208,6 +208,16 @@ impl Guard {
         }
     }
 
+    /// Counts a login against the rate of its token.
+    pub(super) fn count_login(&self, token: &Arc<TokenRecord>) -> ApiResult<()> {
+        self.limiter.check_rate(&Caller::Token(token.clone()))
+    }
+
+    /// Whether there is such a session. Lookups are limited, so made-up cookies cost little.
+    pub(super) async fn has_session(&self, secret: &str) -> ApiResult<bool> {
+        Ok(self.access == Access::Tokens && self.tokens.find(hash_session(secret)).await?.is_some())
+    }
+
     /// Forgets a session at once.
     pub(super) fn forget_session(&self, secret: &str) {
         self.tokens.forget(&hash_session(secret));
@@ -233,7 +243,8 @@ pub fn hash_token(secret: &str) -> [u8; 32] {
 /// The hash of a session's secret, which is what the database stores. It differs from that of a token, so that neither
 /// can be sent in the place of the other.
 pub(super) fn hash_session(secret: &str) -> [u8; 32] {
-    hash_token(&format!("session {secret}"))
+    // No text contains this byte, so no token has the same hash.
+    Sha256::new_with_prefix([0xff]).chain_update(secret.as_bytes()).finalize().into()
 }
 
 /// What a request says about its sender.

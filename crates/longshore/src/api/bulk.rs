@@ -135,7 +135,8 @@ pub(super) async fn bulk(
             let skipped = page.jobs.iter().filter(|job| !would_change(body.action, job));
             response.skipped += skipped.count() as u64;
         } else {
-            let jobs: Vec<Target> = page.jobs.iter().map(|job| Target::new(job.id, &job.queue)).collect();
+            let jobs: Vec<Target> =
+                page.jobs.iter().map(|job| Target::new(job.id, &job.queue, Some(job.lease_no))).collect();
             let changes = server.client.change_jobs(body.action, &jobs).await;
             if let Some((_, error)) = changes.failed {
                 return Err(error.into());

@@ -91,6 +91,7 @@ pub(super) async fn log_in(
         return Ok(Json(Session::of(&Caller::Anonymous, None)).into_response());
     }
     let token = server.guard.find_token(body.token.trim()).await?;
+    server.guard.count_login(&token)?;
     // 244 random bits.
     let secret = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
     let session = NewSession { hash: hash_session(&secret), token: token.id, lasts: LASTS };
@@ -129,8 +130,10 @@ pub(super) async fn get(State(server): State<Server>, headers: HeaderMap) -> Api
 pub(super) async fn log_out(State(server): State<Server>, headers: HeaderMap) -> ApiResult<Response> {
     if let Some(secret) = session_cookie(&headers) {
         check_page(&headers)?;
-        server.client.remove_session(&hash_session(secret)).await?;
-        server.guard.forget_session(secret);
+        if server.guard.has_session(secret).await? {
+            server.client.remove_session(&hash_session(secret)).await?;
+            server.guard.forget_session(secret);
+        }
     }
     let mut response = StatusCode::NO_CONTENT.into_response();
     set_cookie(&mut response, &headers, "", Duration::ZERO);

@@ -175,10 +175,24 @@ impl Client {
 
     /// Carries out a command on a job that may change at any time.
     pub(super) async fn command(&self, id: JobId, command: &Command) -> Result<Operation> {
+        self.command_on(id, None, command).await
+    }
+
+    /// As [`command`](Self::command), but refuses a job that has been claimed since it had this lease number.
+    pub(super) async fn command_on(
+        &self,
+        id: JobId,
+        lease_no: Option<i32>,
+        command: &Command,
+    ) -> Result<Operation> {
         for _ in 0..MAX_ROUNDS {
             let Some(state) = self.store.locate(id).await? else {
                 return Err(Error::not_found(format!("job {id} does not exist, or is no longer kept")));
             };
+            if lease_no.is_some_and(|seen| seen != state.lease_no()) {
+                let message = format!("job {id} has run since it was listed; list it again");
+                return Err(Error::conflict(message).with_status(state.status()));
+            }
             let operation = command.decide(&state).map_err(|refusal| refusal.into_error(id, &state))?;
             match self.store.operate(id, &state, &operation).await? {
                 Operated::Done => {

@@ -251,7 +251,7 @@ impl<'c> Execution<'c> {
                     && self.existed(job.created_at)
                     && self.may_change(job.ended_at) =>
             {
-                Target::new(*id, &job.queue)
+                Target::new(*id, &job.queue, None)
             }
             _ => Target::skipped(*id),
         });
@@ -264,7 +264,7 @@ impl<'c> Execution<'c> {
         let page = self.client.store.list(&filter.page(self.cursor, STEP)).await?;
         let jobs = page.jobs.iter().filter(|job| self.existed(job.created_at));
         let jobs = jobs.map(|job| match self.may_change(job.finished_at) {
-            true => Target::new(job.id, &job.queue),
+            true => Target::new(job.id, &job.queue, Some(job.lease_no)),
             false => Target::skipped(job.id),
         });
         Ok(Visit { jobs: jobs.collect(), next: page.next })
@@ -321,9 +321,20 @@ impl<'c> Execution<'c> {
         self.save(&OperationStep::default()).await.map(drop)
     }
 
+    /// Adds the numbers of a step to those of the operation, and stores them.
     async fn save(&mut self, step: &OperationStep) -> Result<Option<OperationState>> {
-        let operation_id = self.operation.record.id;
-        let state = self.client.store.save_operation_step(operation_id, self.holder, step).await?;
+        let record = &mut self.operation.record;
+        record.examined += step.examined;
+        record.changed += step.changed;
+        record.skipped += step.skipped;
+        let totals = OperationStep {
+            examined: record.examined,
+            changed: record.changed,
+            skipped: record.skipped,
+            ..step.clone()
+        };
+        let operation_id = record.id;
+        let state = self.client.store.save_operation_step(operation_id, self.holder, &totals).await?;
         if state.is_none() {
             tracing::warn!(%operation_id, "another process has taken the operation; leaving it to that one");
         }
@@ -344,15 +355,18 @@ pub(crate) struct Target {
     id: JobId,
     /// Its queue; `None` if it is only counted as skipped.
     queue: Option<String>,
+    /// Its lease number when it was listed. A job with another one has run since then: it may no longer match, or
+    /// another process may have changed it already.
+    lease_no: Option<i32>,
 }
 
 impl Target {
-    pub(crate) fn new(id: JobId, queue: &str) -> Self {
-        Target { id, queue: Some(queue.to_owned()) }
+    pub(crate) fn new(id: JobId, queue: &str, lease_no: Option<i32>) -> Self {
+        Target { id, queue: Some(queue.to_owned()), lease_no }
     }
 
     fn skipped(id: JobId) -> Self {
-        Target { id, queue: None }
+        Target { id, queue: None, lease_no: None }
     }
 }
 
@@ -380,14 +394,14 @@ impl Client {
         let mut running = JoinSet::new();
         loop {
             while !must_stop && next < jobs.len() && running.len() < CONCURRENT_CHANGES {
-                let (client, nth, id) = (self.clone(), next, jobs[next].id);
+                let (client, nth, id, lease_no) = (self.clone(), next, jobs[next].id, jobs[next].lease_no);
                 next += 1;
                 if jobs[nth].queue.is_none() {
                     results[nth] = Visited::Skipped;
                     continue;
                 }
                 results[nth] = Visited::Failed(Error::internal("the change of the job ended early"));
-                running.spawn(async move { (nth, client.command(id, &action.command()).await) });
+                running.spawn(async move { (nth, client.command_on(id, lease_no, &action.command()).await) });
             }
             let Some(ended) = running.join_next().await else { break };
             if let Ok((nth, result)) = ended {
@@ -460,7 +474,8 @@ mod tests {
 
     #[test]
     fn only_jobs_before_the_first_error_count() {
-        let jobs: Vec<Target> = [9, 8, 7, 6].map(|n| Target::new(JobId(Uuid::from_u128(n)), "mail")).to_vec();
+        let jobs: Vec<Target> =
+            [9, 8, 7, 6].map(|n| Target::new(JobId(Uuid::from_u128(n)), "mail", None)).to_vec();
         let of = |results| {
             let Changes { changed, skipped, last, failed } = Changes::of(&jobs, results);
             (changed, skipped, last.map(|id| id.0.as_u128()), failed.map(|(id, _)| id.0.as_u128()))

@@ -47,7 +47,7 @@ fn row(frame: &Frame, schedule: &Schedule) -> Markup {
     let template = Template::parse(&schedule.template).ok();
     let is_late = !schedule.paused && schedule.next_at < frame.now;
     html! {
-        tr id=(schedule.name) data-row {
+        tr #(format!("cron-{}", schedule.name)) data-row {
             td .strong { (schedule.name) @if schedule.paused { " " span .tag .is-warning { "paused" } } }
             td data-label="When" {
                 @match words(&schedule.expression) {

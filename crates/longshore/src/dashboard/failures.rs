@@ -200,7 +200,8 @@ fn render_one(frame: &Frame, group: &FailureRecord, jobs: &[JobRecord], has_more
         (code_block("Newest error", &group.error))
         section .panel .flush {
             div .panel-head { h2 { "Jobs" } @if has_more || !jobs.is_empty() { a href=(list) { "Open as a list" } } }
-            @if jobs.is_empty() { p .faint .padded { "No job with this error is kept: they were retried, deleted or succeeded later." } }
+            @if jobs.is_empty() && has_more { p .faint .padded { "The search took too long. The list continues it." } }
+            @else if jobs.is_empty() { p .faint .padded { "No job with this error is kept: they were retried, deleted or succeeded later." } }
             @else { (rows(frame, jobs)) }
         }
     }

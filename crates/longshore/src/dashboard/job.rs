@@ -266,7 +266,7 @@ fn facts(frame: &Frame, loaded: &OneJob) -> Markup {
                     dt { "Ran for" } dd { (format::duration(format::between(from, to))) }
                 }
                 dt { "Timeout" } dd { @match job.timeout { Some(limit) => (format::duration(limit)), None => "none" } }
-                @if let Some(name) = schedule(job) { dt { "Schedule" } dd { a .quiet href=(frame.url(&format!("/ui/cron#{}", encoded(&name)))) { (name) } } }
+                @if let Some(name) = schedule(job) { dt { "Schedule" } dd { a .quiet href=(frame.url(&format!("/ui/cron#cron-{}", encoded(&name)))) { (name) } } }
                 @if let Some(flow) = job.flow { dt { "Flow" } dd { a .id href=(frame.url(&format!("/ui/flows/{flow}"))) { (JobId(flow.0).short()) } } }
                 @if let Some(task) = &job.task { dt { "Task" } dd { (task) } }
                 @if let Some(parent) = loaded.parent { dt { "Parent" } dd { (job_link(parent, frame)) } }

@@ -170,7 +170,7 @@ fn table_row(frame: &Frame, row: &KindRow) -> Markup {
     };
     let has_schema = row.registered.as_ref().is_some_and(|kind| kind.schema.is_some());
     html! {
-        tr data-row {
+        tr #(format!("kind-{}", encoded(&row.name))) data-row {
             td .strong { a data-open href=(frame.url(&format!("/ui/kinds/{}", encoded(&row.name)))) { (row.name) } }
             td .c-number data-label="Waiting" { @if row.waiting == 0 { span .faint { "0" } } @else {
                 a .quiet href=(jobs("queued,retrying")) { (format::number(row.waiting)) } } }

@@ -121,7 +121,7 @@ fn table_row(frame: &Frame, row: &QueueRow) -> Markup {
         }
     };
     html! {
-        tr data-row {
+        tr #(format!("queue-{}", encoded(&queue.name))) data-row {
             td .strong { a data-open href=(frame.url(&format!("/ui/queues/{}", encoded(&queue.name)))) { (queue.name) }
                 @if queue.paused { " " span .tag .is-warning { "paused" } } }
             (cell("Waiting", Status::Queued, queue.waiting, queue.waiting_estimated))
@@ -297,7 +297,7 @@ fn group_row(frame: &Frame, queue: &str, group: &GroupRecord) -> Markup {
         ("Pause", "The group is paused.", "true")
     };
     html! {
-        tr data-row {
+        tr #(format!("group-{}", encoded(&group.name))) data-row {
             td .strong { a data-open href=(jobs.url(&frame.url("/ui/jobs"))) { (group.name) }
                 @if group.paused { " " span .tag .is-warning { "paused" } } }
             td .c-number data-label="Waiting" { (format::number(group.waiting)) @if group.waiting_or_more { "+" } }

@@ -82,7 +82,7 @@ fn token_row(frame: &Frame, token: &TokenRecord) -> Markup {
             token.name
         ));
     html! {
-        tr {
+        tr #(format!("token-{}", token.id)) {
             td .strong title=(token.id) { (token.name) }
             td data-label="Scopes" { @for scope in &token.scopes { span .tag { (scope) } " " } }
             td data-label="Queues" { @match &token.queues {

@@ -70,6 +70,9 @@ impl FailureRecord {
         expect(dead_code, reason = "a literal in the statements of Postgres")
     )]
     pub(crate) const MAX_ERROR: usize = 2_000;
+    /// The maximum number of groups. If there are more, because errors contain words that differ from job to job, those that
+    /// were last seen earliest are forgotten.
+    pub(crate) const MAX_GROUPS: i64 = 10_000;
     /// A group is forgotten when this time has passed since its newest failure and no dead letter is left.
     pub(crate) const KEPT_DAYS: i64 = 30;
 }

@@ -423,11 +423,11 @@ pub struct HeldOperation {
 pub struct OperationStep {
     /// Every job down to this id was visited.
     pub cursor: Option<JobId>,
-    /// How many jobs the step visited.
+    /// How many jobs were visited so far, in all steps.
     pub examined: u64,
-    /// How many of them it changed.
+    /// How many of them were changed.
     pub changed: u64,
-    /// How many of them it could not change.
+    /// How many of them could not be changed.
     pub skipped: u64,
     /// Why the rest of the step has to be tried again.
     pub error: Option<String>,

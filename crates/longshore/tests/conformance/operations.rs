@@ -361,10 +361,10 @@ async fn a_process_that_lost_an_operation_cannot_store_progress(fixture: Fixture
         (stored.cursor, stored.error, fixture.now().await)
     );
     assert_eq!(counts(&fixture, id).await, [7, 6, 1]);
-    // A step without a cursor keeps it.
-    let next = OperationStep { cursor: None, ..step(2) };
+    // Numbers are totals. A step without a cursor keeps it.
+    let next = OperationStep { cursor: None, ..step(9) };
     store.save_operation_step(id, holder, &next).await.expect("save");
-    assert_eq!((counts(&fixture, id).await, record(&fixture, id).await.cursor), ([9, 7, 2], stored.cursor));
+    assert_eq!((counts(&fixture, id).await, record(&fixture, id).await.cursor), ([9, 8, 1], stored.cursor));
 }
 
 async fn the_oldest_operation_that_nobody_holds_is_taken(fixture: Fixture) {

@@ -132,6 +132,7 @@ let lastRefresh = Date.now();
 let timer = null;
 let isRefreshing = false;
 let isRefreshWanted = false;
+let isFreshWanted = false;
 
 function showLive(state, why) {
   const sign = $("#live");
@@ -144,8 +145,11 @@ function showLive(state, why) {
 async function refresh(isFresh = false) {
   if (isRefreshing) {
     isRefreshWanted = true;
+    isFreshWanted ||= isFresh;
     return;
   }
+  isFresh ||= isFreshWanted;
+  isFreshWanted = false;
   isRefreshing = true;
   lastRefresh = Date.now();
   try {
@@ -210,13 +214,23 @@ function listen() {
     release();
   };
   const hold = async () => {
-    const stream = new EventSource(`${base}/events`);
     const notice = () => {
       noticed();
       channel.postMessage("changed");
     };
-    for (const name of ["job", "job_removed", "queue", "worker", "gap", "reset"]) stream.addEventListener(name, notice);
+    let stream = null;
+    let again = null;
+    const open = () => {
+      stream = new EventSource(`${base}/events`);
+      for (const name of ["job", "job_removed", "queue", "worker", "gap", "reset"]) stream.addEventListener(name, notice);
+      // A browser tries again by itself, except after a reply other than 200.
+      stream.onerror = () => {
+        if (stream.readyState === EventSource.CLOSED) again = setTimeout(open, 5000);
+      };
+    };
+    open();
     await released;
+    clearTimeout(again);
     stream.close();
   };
   navigator.locks.request(`longshore${base}`, { signal: stop.signal }, hold).catch(() => {});
@@ -277,6 +291,7 @@ function toast(text, isError = false) {
 
 function confirmed(question, label) {
   const dialog = $("#confirm");
+  if (dialog.open) return Promise.resolve(false);
   setText($("#confirm-text"), question);
   setText($("#confirm-yes"), label);
   dialog.returnValue = "";
@@ -324,18 +339,25 @@ function fieldsOf(form) {
   return parts.length ? `{${parts.join(",")}}` : undefined;
 }
 
+const busy = new WeakSet();
+
 async function act(form) {
-  const { method, confirm: question, done, then } = form.dataset;
-  if (question && !(await confirmed(question, $("button", form).textContent))) return;
-  form.setAttribute("aria-busy", "true");
+  if (busy.has(form)) return;
+  busy.add(form);
   try {
-    const result = await call(method, form.getAttribute("action"), fieldsOf(form));
+    // Read before the question: a live update may change the form while the reader thinks.
+    const { method, confirm: question, done, then } = form.dataset;
+    const [url, body] = [form.getAttribute("action"), fieldsOf(form)];
+    if (question && !(await confirmed(question, $("button", form).textContent))) return;
+    form.setAttribute("aria-busy", "true");
+    const result = await call(method, url, body);
     toast(done);
     if (then) location.href = then.replace(/\{(\w+)\}/g, (_, field) => encodeURIComponent(result[field] ?? ""));
     else await refresh(true);
   } catch (error) {
     toast(error.message, true);
   } finally {
+    busy.delete(form);
     form.removeAttribute("aria-busy");
   }
 }
@@ -362,7 +384,7 @@ document.addEventListener("submit", (event) => {
     operate(form, event.submitter.value);
   } else if (form.matches(".action")) {
     event.preventDefault();
-    if (!form.hasAttribute("aria-busy")) act(form);
+    act(form);
   }
 });
 
@@ -376,8 +398,7 @@ function showSelection() {
   const bar = $("#bulk");
   if (!bar) return;
   const chosen = boxes().filter((box) => box.checked);
-  if (chosen.length < boxes().length) isAllMatching = false;
-  bar.hidden = chosen.length === 0;
+  bar.hidden = chosen.length === 0 && !isAllMatching;
   const total = bar.dataset.matching ? `all ${number(bar.dataset.matching)} matching` : "all matching";
   setText($("#bulk-count"), isAllMatching ? `${total} selected` : `${chosen.length} selected`);
   const page = $("[data-select-page]");
@@ -398,8 +419,8 @@ async function operate(form, action) {
     ? `all ${form.dataset.matching ? `${number(form.dataset.matching)} ` : ""}jobs that match the filters`
     : ids.length === 1 ? "1 job" : `${ids.length} jobs`;
   const note = action === "delete" ? " Their history is lost. Jobs that have not ended are skipped." : "";
-  if (!(await confirmed(`${verb} ${what}?${note}`, verb))) return;
   const selection = isAllMatching ? `"filter":${form.dataset.filter}` : `"ids":${JSON.stringify(ids)}`;
+  if (!(await confirmed(`${verb} ${what}?${note}`, verb))) return;
   try {
     const operation = await call("POST", form.getAttribute("action"), `{"action":"${action}",${selection}}`);
     const here = new URL(location.href);
@@ -448,6 +469,7 @@ async function watchOperation() {
     } catch (error) {
       panel.hidden = false;
       setText($("[data-operation-text]", panel), error.message);
+      next = setTimeout(step, 3000);
     }
   };
   step();
@@ -564,7 +586,7 @@ let wentAt = 0;
 document.addEventListener("keydown", (event) => {
   if ((event.metaKey || event.ctrlKey) && event.key.toLowerCase() === "k") {
     event.preventDefault();
-    openPalette();
+    if (!$("dialog[open]")) openPalette();
     return;
   }
   const isTyping = event.target.closest("input:not([type=checkbox]), textarea, select, dialog[open]");
@@ -621,7 +643,10 @@ document.addEventListener("click", (event) => {
 document.addEventListener("change", (event) => {
   const field = event.target;
   if (field.matches("[data-select-page]")) select(field.checked);
-  else if (field.matches('#jobs input[name="id"]')) showSelection();
+  else if (field.matches('#jobs input[name="id"]')) {
+    isAllMatching &&= field.checked;
+    showSelection();
+  }
   else if (field.matches("[data-kind]")) {
     // The form of another kind has its schema; what was typed is kept.
     const payload = $('textarea[name="payload"]', field.form);

@@ -123,6 +123,12 @@ const FORGET: &str = "
               where f.last_seen < longshore.clock() - $1::float8 * interval '1 day'
                 and not exists (select 1 from longshore.finished d where d.failure = f.fingerprint)
               order by f.last_seen
+              limit $2))
+        or fingerprint = any(array(
+             select f.fingerprint
+               from longshore.failures f
+              order by f.last_seen desc, f.fingerprint
+             offset $3
               limit $2))";
 
 pub(super) async fn fold_failures(tx: &mut Tx<'_>, step: u32) -> Sql<u64> {
@@ -133,7 +139,10 @@ pub(super) async fn fold_failures(tx: &mut Tx<'_>, step: u32) -> Sql<u64> {
     }
     let folded: i64 =
         sqlx::query_scalar(tx.sql(FOLD)).bind(i64::from(step)).fetch_one(&mut *tx.connection).await?;
-    let forget = sqlx::query(tx.sql(FORGET)).bind(FailureRecord::KEPT_DAYS as f64).bind(i64::from(step));
+    let forget = sqlx::query(tx.sql(FORGET))
+        .bind(FailureRecord::KEPT_DAYS as f64)
+        .bind(i64::from(step))
+        .bind(FailureRecord::MAX_GROUPS);
     forget.execute(&mut *tx.connection).await?;
     transaction.commit().await?;
     Ok(u64::try_from(folded)

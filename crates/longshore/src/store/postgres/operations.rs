@@ -154,9 +154,9 @@ pub(super) async fn take_operation(
 const SAVE_STEP: &str = "
     update longshore.operations
        set cursor = coalesce($3, cursor),
-           examined = examined + $4,
-           changed = changed + $5,
-           skipped = skipped + $6,
+           examined = $4,   -- totals, because the statement may be repeated when its reply was lost
+           changed = $5,
+           skipped = $6,
            error = $7,
            updated_at = longshore.clock(),
            held_until = case when state = 'running' then longshore.clock() + $8 * interval '1 millisecond' end

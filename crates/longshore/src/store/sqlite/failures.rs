@@ -89,8 +89,13 @@ pub(super) fn fold_failures(tx: &Tx<'_>, step: u32) -> Sql<u64> {
                 where f.last_seen < ?1
                   and not exists (select 1 from finished d where d.failure = f.fingerprint)
                 order by f.last_seen
-                limit ?2)";
+                limit ?2)
+            or fingerprint in (
+               select fingerprint
+                 from failures
+                order by last_seen desc, fingerprint
+                limit ?2 offset ?3)";
     let kept = chrono::TimeDelta::days(FailureRecord::KEPT_DAYS).num_microseconds().unwrap_or(i64::MAX);
-    tx.execute(FORGET, params![tx.now()? - kept, step])?;
+    tx.execute(FORGET, params![tx.now()? - kept, step, FailureRecord::MAX_GROUPS])?;
     Ok(0)
 }

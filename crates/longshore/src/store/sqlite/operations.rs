@@ -136,9 +136,9 @@ pub(super) fn save_operation_step(
     const SAVE: &str = "
         update operations
            set cursor = coalesce(?3, cursor),
-               examined = examined + ?4,
-               changed = changed + ?5,
-               skipped = skipped + ?6,
+               examined = ?4,   -- totals, because the statement may be repeated when its reply was lost
+               changed = ?5,
+               skipped = ?6,
                error = ?7,
                updated_at = ?8,
                held_until = case when state = 'running' then ?9 end
