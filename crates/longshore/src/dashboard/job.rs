@@ -346,14 +346,14 @@ mod tests {
         let mut frame = Frame::of_operator("/ui/jobs/1");
         let mut loaded = loaded(Status::FailedPermanent);
         let job = Arc::make_mut(&mut loaded.job);
-        job.payload = RawValue::from_string(r#"{"user":"ada","password":"s3cret"}"#.into()).unwrap();
+        job.payload = RawValue::from_string(r#"{"user":"grace","password":"s3cret"}"#.into()).unwrap();
         job.metadata = Some(job.payload.clone());
         frame.dashboard = Arc::new(super::super::Dashboard::new().redact(HOSTILE, ["password"]));
         let page = render(&frame, &loaded).0;
-        assert!(page.contains("ada") && !page.contains("s3cret") && !page.contains("<textarea"), "{page}");
+        assert!(page.contains("grace") && !page.contains("s3cret") && !page.contains("<textarea"), "{page}");
         frame.dashboard = Arc::new(super::super::Dashboard::new().hide_payloads());
         let page = render(&frame, &loaded).0;
-        assert!(!page.contains("ada") && page.contains("does not show payloads"), "{page}");
+        assert!(!page.contains("grace") && page.contains("does not show payloads"), "{page}");
     }
 
     #[test]
