@@ -35,7 +35,9 @@ pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
         results.push(clients::quick());
         results.push(browser::quick(&database));
     } else {
-        eprintln!("==> doctests, schemathesis, clients and browser: SKIPPED, because arguments narrow the run");
+        eprintln!(
+            "==> doctests, schemathesis, clients and browser: SKIPPED, because arguments narrow the run"
+        );
     }
     results.push(last_step("tests", runner(args).env(URL_VARIABLE, database.url())));
     let failed: Vec<String> =
