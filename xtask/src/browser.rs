@@ -214,8 +214,8 @@ impl Suite {
         let mut node = Command::new("node");
         match options.mode {
             Mode::Test => {
-                // One file at a time: they share the servers, and a machine may have few cores.
-                node.args(["--test", "--test-concurrency=1", "--test-reporter=spec"]);
+                // Two files at a time: while one waits for a live update, the other one works.
+                node.args(["--test", "--test-concurrency=2", "--test-reporter=spec"]);
                 if let Some(only) = &options.only {
                     node.arg(format!("--test-name-pattern={only}"));
                 }

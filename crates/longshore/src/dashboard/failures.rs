@@ -74,9 +74,9 @@ fn render(frame: &Frame, groups: &[FailureRecord]) -> Markup {
             div .panel .flush {
                 table #failures .list {
                     thead { tr {
-                        th { "Error" } th { "Kind" } th .c-number { "Attempts" } th .c-number { "Dead" }
+                        th { "Error" } th .c-kind { "Kind" } th .c-number { "Attempts" } th .c-number { "Dead" }
                         th .c-time { "First" } th .c-time { "Last" }
-                        @if frame.rights.operate { th { span .hidden { "Actions" } } }
+                        @if frame.rights.operate { th { span .unseen { "Actions" } } }
                     } }
                     tbody { @for group in groups { (row(frame, group)) } }
                 }
@@ -97,11 +97,11 @@ fn row(frame: &Frame, group: &FailureRecord) -> Markup {
             td .c-text { a data-open .error href=(frame.url(&format!("/ui/failures/{}", group.fingerprint))) title=(group.fingerprint) {
                 (format::shortened(first_line(&group.error), 160))
             } }
-            td { (kind_link(&group.kind, frame)) }
-            td .c-number { (format::number(group.attempts)) }
-            td .c-number { (dead(group)) }
-            td .c-time { (time(group.first_seen, frame)) }
-            td .c-time { (time(group.last_seen, frame)) }
+            td .c-kind { (kind_link(&group.kind, frame)) }
+            td .c-number data-label="Attempts" { (format::number(group.attempts)) }
+            td .c-number data-label="Dead" { (dead(group)) }
+            td .c-time data-label="First" { (time(group.first_seen, frame)) }
+            td .c-time data-label="Last" { (time(group.last_seen, frame)) }
             @if frame.rights.operate { td .c-actions { @if group.dead > 0 { (retry(frame, group, "/ui/failures").look(Look::Small)) } } }
         }
     }

@@ -46,7 +46,7 @@ export async function enqueue(jobs, on) {
   const ids = [];
   for (let i = 0; i < jobs.length; i += BATCH) {
     const { items } = await api("POST", "/jobs/batch", jobs.slice(i, i + BATCH), on);
-    ids.push(...items.map((item) => item.id));
+    ids.push(...items.map((item) => item.id ?? assert.fail(`a job was refused: ${JSON.stringify(item)}`)));
   }
   return ids;
 }
@@ -74,9 +74,10 @@ export class Worker {
     this.held = this.held.filter((held) => !settled.has(held.id));
   }
 
+  // `error` is a function from a job to its error.
   async failAll(error) {
     for (let jobs = await this.lease(100); jobs.length; jobs = await this.lease(100)) {
-      await this.settle(jobs, (job) => failed(typeof error === "function" ? error(job) : error));
+      await this.settle(jobs, (job) => failed(error(job)));
     }
   }
 }

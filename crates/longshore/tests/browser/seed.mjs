@@ -126,8 +126,8 @@ async function addFlows(call, job) {
 // Every page with something on it: a name for files and reports, and its path.
 export async function allPages({ flows }, on) {
   const get = (path) => api("GET", path, undefined, on);
-  const newest = async (status) => (await get(`/jobs?status=${status}&limit=1`))[0].id;
-  const [failure] = await get("/failures?limit=1");
+  const newest = async (status) => (await get(`/jobs?kind=email_customer&status=${status}&limit=1`))[0].id;
+  const [failure] = await get("/failures?kind=email_customer&limit=1");
   return {
     overview: "/ui",
     "overview-day": "/ui?range=day",

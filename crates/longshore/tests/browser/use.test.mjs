@@ -24,6 +24,17 @@ inBrowser("filters are in the URL and survive an action on one job", async ({ op
   await page.waitForURL(new RegExp(`status=queued.*kind=${kind}.*queue=${kind}`));
 });
 
+inBrowser("filters that come from another page survive the form", async ({ open }) => {
+  const given = { failure: "0123456789abcdef", unique_key: "order:7", ended_after: "2031-05-06T07:08:09.000Z" };
+  const page = await open(`/ui/jobs?status=queued&${new URLSearchParams(given)}`);
+  await page.fill('#filters input[name="kind"]', "email");
+  await page.click("button:has-text('Filter')");
+  await page.waitForURL(/kind=email/);
+  const { searchParams } = new URL(page.url());
+  const kept = ["status", "failure", "unique_key", "ended_after"].map((name) => searchParams.get(name));
+  assert.deepEqual(kept, ["queued", given.failure, given.unique_key, "2031-05-06T07:08:09"]);
+});
+
 inBrowser("filters survive an action on selected jobs and on all that match", async ({ open }) => {
   const { kind, ids } = await queuedJobs(60);
   const page = await open(`/ui/jobs?status=queued&kind=${kind}`);
@@ -41,6 +52,7 @@ inBrowser("filters survive an action on selected jobs and on all that match", as
 
   await page.click("#operation a:has-text('Dismiss')");
   await page.waitForURL(new RegExp(`status=queued&kind=${kind}$`));
+  await page.locator("[data-select-matching]:has-text('(58)')").waitFor({ state: "attached" });
   await page.check("[data-select-page]");
   await page.click("[data-select-matching]");
   assert.equal(await page.locator("#bulk-count").textContent(), "all 58 matching selected");
@@ -86,9 +98,14 @@ inBrowser("the keyboard is enough", async ({ open }) => {
   await press("/");
   assert.equal(await isOpen("#palette"), true, "/ opens the palette");
   await page.keyboard.type(ids[0]);
-  await page.locator(`#palette-list li[aria-selected="true"]:has-text("${ids[0]}")`).waitFor();
   await press("Enter");
   await page.waitForURL(new RegExp(`/ui/jobs/${ids[0]}$`));
+
+  await press("/");
+  await page.keyboard.type(ids[2].slice(0, 30));
+  await page.locator(`#palette-list li[aria-selected="true"]:has-text("${ids[2]}")`).waitFor();
+  await press("Enter");
+  await page.waitForURL(new RegExp(`/ui/jobs/${ids[2]}$`));
 
   await press("/");
   await page.keyboard.type(kind);

@@ -659,6 +659,11 @@ $("#find")?.addEventListener("mousedown", (event) => {
   openPalette();
 });
 
+// On a phone the list of pages is wider than the screen.
+const pages = $(".side nav");
+const current = pages && $("[aria-current]", pages);
+if (current) pages.scrollLeft = current.offsetLeft - (pages.clientWidth - current.offsetWidth) / 2;
+
 prepare(document);
 readClock();
 setInterval(tick, 1000);
