@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The fingerprint of a failure: a hash of the kind and of the [normalised](normalise) error. Written as 16
+/// The fingerprint of a failure: a hash of the kind and of the error without what differs from job to job. Written as 16
 /// hexadecimal digits.
 ///
 /// ```

@@ -48,7 +48,7 @@ pub struct NewMeasure {
     pub queue: String,
     /// The kind; empty if the value is about the whole queue.
     pub kind: String,
-    /// The [bucket](bucket_of) of a waiting time; otherwise 0.
+    /// The bucket of a waiting time, as in the tallies; otherwise 0.
     pub bucket: i16,
     /// The value. Numbers of jobs and attempts are added up; of depths and ages, the largest is kept.
     pub value: i64,
