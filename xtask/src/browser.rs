@@ -61,7 +61,8 @@ impl Options {
                 "--engine" => options.engines = engines(&value()?)?,
                 "--only" => options.only = Some(value()?),
                 "--screenshots" => {
-                    options = Options { engines: vec![Engine::Sqlite], mode: Mode::Screenshots, ..options };
+                    // On Postgres, where psql can add a history.
+                    options = Options { engines: vec![Engine::Postgres], mode: Mode::Screenshots, ..options };
                 }
                 other => {
                     return Err(format!("`browser` takes --engine, --only and --screenshots, not `{other}`"));
@@ -189,6 +190,9 @@ impl Suite {
         };
         let server = start("root", &[])?;
         let prefixed = start("prefixed", &["--base-path", PREFIX])?;
+        if options.mode == Mode::Screenshots {
+            step("add history", &mut server.psql(&self.home.join("history.sql"))?)?;
+        }
         let mut node = self.command(options);
         node.env("LONGSHORE_URL", server.url())
             .env("LONGSHORE_TOKEN", server.token())
@@ -276,7 +280,7 @@ mod tests {
 
     #[test]
     fn screenshots_need_one_engine() {
-        let screenshots = Options { engines: vec![Engine::Sqlite], only: None, mode: Mode::Screenshots };
+        let screenshots = Options { engines: vec![Engine::Postgres], only: None, mode: Mode::Screenshots };
         assert_eq!(parsed("--screenshots"), Ok(screenshots));
     }
 

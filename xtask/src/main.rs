@@ -79,8 +79,10 @@ cluster on a free port and remove it when they end, even if they are killed.
 Several clones can therefore run at once.
 
 Environment:
-  LONGSHORE_TEST_DATABASE_URL   database for `test`, `ci`, `mutants` and
+  LONGSHORE_TEST_DATABASE_URL   database for `test`, `ci`, `mutants`, `browser` and
                                 `schemathesis` instead of a temporary cluster
+  LONGSHORE_CHROMIUM            browser for `test`, `ci` and `browser` instead of
+                                the one on PATH
   DATABASE_URL                  database for `bench` instead of a temporary
                                 cluster
 ";

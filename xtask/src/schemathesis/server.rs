@@ -115,6 +115,20 @@ impl Server {
         create_token(&self.database, name, scope)
     }
 
+    /// A command that runs a file of SQL statements on the schema of the server.
+    pub(crate) fn psql(&self, file: &Path) -> Result<Command> {
+        let TestDatabase::Schema { url, name, .. } = &self.database else {
+            return Err("psql needs a Postgres database".into());
+        };
+        let mut psql = Command::new("psql");
+        psql.args(["--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1"])
+            .arg(format!("--set=schema={name}"))
+            .arg("--file")
+            .arg(file)
+            .arg(url);
+        Ok(psql)
+    }
+
     pub(crate) fn log(&self) -> &Path {
         &self.log
     }
@@ -130,7 +144,13 @@ impl Server {
         let status = self.child.wait()?;
         let log = self.log_text();
         if !status.success() || log.contains("panicked") {
-            return Err(format!("the server failed or panicked ({status}):\n{log}").into());
+            let lines: Vec<&str> = log.lines().filter(|line| !line.contains("job failed")).collect();
+            let last = lines[lines.len().saturating_sub(20)..].join("\n");
+            return Err(format!(
+                "the server failed or panicked ({status}); the end of {}:\n{last}",
+                self.log.display()
+            )
+            .into());
         }
         Ok(())
     }

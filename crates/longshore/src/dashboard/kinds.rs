@@ -218,7 +218,7 @@ fn render_one(frame: &Frame, range: Range, row: &KindRow) -> Markup {
         html! { a .quiet href=(url) { (format::number(number)) } }
     };
     let last = format!("in the last {}", range.name());
-    let failures = row.failure_percent().map(|value| format!("{} of those that ended", percent(value)));
+    let failures = row.failure_percent().map(|value| format!("{} of all ended", percent(value)));
     let buttons = html! {
         (range.links(frame))
         @if frame.rights.enqueue { a .button .primary href=(new_url(frame, &row.name)) { "Enqueue a job" } }
@@ -236,7 +236,7 @@ fn render_one(frame: &Frame, range: Range, row: &KindRow) -> Markup {
         }
         @match &row.registered {
             Some(kind) => {
-                p .faint { "Registered " (time(kind.updated_at, frame)) "." }
+                p .faint .registered { "Registered " (time(kind.updated_at, frame)) "." }
                 @if let Some(defaults) = &kind.defaults { (code_block("Defaults", &json::indent(defaults.get(), &[]))) }
                 @match &kind.schema {
                     Some(schema) => (code_block("Schema of the payload", &json::indent(schema.get(), &[]))),

@@ -92,6 +92,13 @@ fn fields(new: &NewJob, kind: &str, payload: &str) -> Markup {
         }
     };
     let tags = from.map(|job| job.tags.join(", "));
+    let defaults = defaults_of(new, kind);
+    // What applies if the field stays empty.
+    let hint = |name: &str, otherwise: &str| match &defaults[name] {
+        Value::Null => otherwise.to_owned(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    };
     html! {
         label { span { "Kind" }
             input name="kind" value=(kind) required list="kinds" autocomplete="off" data-kind data-keep; }
@@ -99,16 +106,23 @@ fn fields(new: &NewJob, kind: &str, payload: &str) -> Markup {
         label { span { "Payload (JSON)" }
             textarea name="payload" data-json="raw" rows="14" spellcheck="false" required data-keep { (payload) } }
         div .fields {
-            (text("queue", "Queue", from.map(|job| job.queue.as_str()), "default"))
+            (text("queue", "Queue", from.map(|job| job.queue.as_str()), &hint("queue", "default")))
             (text("group", "Group", from.and_then(|job| job.group.as_deref()), "none"))
-            (number("priority", "Priority", from.map(|job| job.priority.to_string()), "0"))
-            (number("max_attempts", "Attempts", from.map(|job| job.max_attempts.to_string()), "3"))
+            (number("priority", "Priority", from.map(|job| job.priority.to_string()), &hint("priority", "0")))
+            (number("max_attempts", "Attempts", from.map(|job| job.max_attempts.to_string()), &hint("max_attempts", "3")))
             (number("delay_seconds", "Start after (seconds)", None, "now"))
             label { span { "Tags" }
                 input name="tags" data-json="list" value=[tags] placeholder="separated by commas" autocomplete="off" data-keep; }
             (text("unique_key", "Unique key", None, "none"))
         }
     }
+}
+
+/// The settings of a kind's jobs that name no others.
+fn defaults_of(new: &NewJob, kind: &str) -> Value {
+    let registered = new.kinds.iter().find(|registered| registered.name == kind);
+    let defaults = registered.and_then(|registered| registered.defaults.as_ref());
+    defaults.and_then(|defaults| serde_json::from_str(defaults.get()).ok()).unwrap_or_default()
 }
 
 /// A payload with the properties of a schema, to fill in.

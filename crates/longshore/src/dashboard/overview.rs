@@ -211,7 +211,7 @@ fn figures(frame: &Frame, overview: &Overview) -> Markup {
             (figure("Retrying", link(Status::Retrying, jobs(&[Status::Retrying])), "failed, will run again"))
             (figure("Failed", link(Status::FailedPermanent, jobs(&[Status::FailedPermanent])), "kept, can be retried"))
             (figure("Per second", per_second(overview.per_second), "ended, last 5 minutes"))
-            (figure("Run time", percentile(run.p50), format!("median; 95 % in {}", percentile(run.p95))))
+            (figure("Median run time", percentile(run.p50), format!("95 % within {}", percentile(run.p95))))
         }
     }
 }

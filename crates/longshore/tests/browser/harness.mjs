@@ -22,7 +22,6 @@ export const browser = await chromium.launch({
   // Chromium has no sandbox for root. It only opens the pages of our own server.
   args: process.getuid() === 0 ? ["--no-sandbox"] : [],
 });
-after(() => browser.close());
 
 // ---- the API ----------------------------------------------------------------
 
@@ -95,6 +94,7 @@ export const unique = (word) => `${word}_${process.pid}_${++names}`;
 //   as     the token of the session; null opens no session
 //   on     the server
 export function inBrowser(name, run, { as, on = server, ...options } = {}) {
+  closeAtEnd();
   test(name, async () => {
     const context = await browser.newContext({ viewport: DESKTOP, ...options });
     context.setDefaultTimeout(TIMEOUT);
@@ -112,6 +112,12 @@ export function inBrowser(name, run, { as, on = server, ...options } = {}) {
       await context.close();
     }
   });
+}
+
+let isClosedAtEnd = false;
+function closeAtEnd() {
+  if (!isClosedAtEnd) after(() => browser.close());
+  isClosedAtEnd = true;
 }
 
 // What the login page does.

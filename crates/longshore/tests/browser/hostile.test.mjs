@@ -50,14 +50,15 @@ async function hostilePages({ ids, flows }) {
   const query = (text) => parameters.map((name) => `${encoded(name)}=${encoded(text)}`).join("&");
   return [
     "/ui", "/ui/jobs", "/ui/queues", "/ui/flows", "/ui/failures", "/ui/kinds", "/ui/workers", "/ui/cron", "/ui/settings", "/ui/new",
-    ...ids.slice(0, 8).map((id) => `/ui/jobs/${id}`),
+    ...ids.slice(0, 4).map((id) => `/ui/jobs/${id}`),
     ...flows.slice(0, 2).map((id) => `/ui/flows/${id}`),
     ...failures.map((failure) => `/ui/failures/${failure.fingerprint}`),
     ...CORPUS.flatMap((text) => [
-      `/ui/queues/${encoded(text)}`, `/ui/kinds/${encoded(text)}`, `/ui/new?kind=${encoded(text)}`, `/ui/search?q=${encoded(text)}`,
+      `/ui/queues/${encoded(text)}`, `/ui/kinds/${encoded(text)}`, `/ui/new?kind=${encoded(text)}`,
       `/ui/jobs?${query(text)}`,
       `/ui/${encoded(text)}`,
     ]),
+    `/ui/search?q=${encoded(CORPUS[0])}`,
     ...["", "/failures", "/kinds", "/queues", "/flows", "/workers", "/cron"].map((page) => `/ui${page}?${query(CORPUS[0])}`),
   ];
 }

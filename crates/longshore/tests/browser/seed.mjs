@@ -73,7 +73,7 @@ export async function seed({ jobs, on }) {
     if (luck < (isFragile ? 0.08 : 0.015)) {
       const error = kind === "email_customer" ? `550 5.1.1 <user${Math.floor(next() * 1000)}@example.org>: Recipient address rejected: User unknown`
         : kind === "charge_card" ? "card_declined: insufficient_funds"
-        : "thread panicked at src/lib.rs:41: index out of bounds: the len is 3 but the index is 7";
+        : "index out of bounds at src/lib.rs:41: the len is 3 but the index is 7";
       return { outcome: "failed", permanent: true, error };
     }
     if (luck < (kind === "email_customer" ? 0.25 : 0.08)) {

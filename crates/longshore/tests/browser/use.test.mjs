@@ -1,7 +1,7 @@
 // How people use the dashboard: filters and the keyboard.
 
 import assert from "node:assert/strict";
-import { api, confirm, enqueue, inBrowser, toast, unique } from "./harness.mjs";
+import { api, confirm, enqueue, inBrowser, unique, until } from "./harness.mjs";
 
 async function queuedJobs(count) {
   const kind = unique("task");
@@ -139,9 +139,10 @@ inBrowser("a queue is paused, resumed and limited", async ({ open }) => {
   await page.locator("h1 .status:has-text('paused')").waitFor({ state: "detached" });
   await page.fill('form[action$="/limit"] input', "3");
   await page.click('form[action$="/limit"] button');
-  await toast(page).waitFor();
-  const [queue] = (await api("GET", "/queues")).filter((queue) => queue.name === kind);
-  assert.equal(queue.limit, 3);
+  await until("the limit is stored", async () => {
+    const queues = await api("GET", "/queues");
+    return queues.find((queue) => queue.name === kind).limit === 3;
+  });
 });
 
 inBrowser("the chosen theme is kept", async ({ open }) => {

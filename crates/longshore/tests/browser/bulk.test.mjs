@@ -1,4 +1,4 @@
-// Failures in groups, and operations on ten thousand jobs.
+// Operations on ten thousand jobs. They take the longest, so the name of this file is one of the first.
 
 import assert from "node:assert/strict";
 import { Worker, api, confirm, enqueue, inBrowser, unique, until } from "./harness.mjs";
