@@ -162,7 +162,7 @@ fn add_word(normal: &mut String, word: &str) {
 
 /// A part of a word without separators.
 fn add_name(normal: &mut String, name: &str) {
-    if is_code(name) {
+    if is_code(name) || is_status(name, normal) {
         normal.push_str(name);
     } else if is_id(name) {
         normal.push('#');
@@ -181,11 +181,31 @@ fn add_name(normal: &mut String, name: &str) {
     }
 }
 
-/// Codes that say what went wrong: the statuses of HTTP and SMTP, and names such as `E0308` or `ORA-00942`.
+/// Statuses of HTTP and SMTP. Other numbers are in this range too, so the text before must say that it is one.
+fn is_status(name: &str, before: &str) -> bool {
+    const WORDS: [&str; 11] = [
+        "code",
+        "error",
+        "got",
+        "http",
+        "replied",
+        "responded",
+        "response",
+        "returned",
+        "said",
+        "smtp",
+        "status",
+    ];
+    let before = before.trim_end_matches([' ', '=', '(']);
+    let last = before.rsplit([' ', '/', ':', '=', '(']).next().unwrap_or_default();
+    name.parse::<u16>().is_ok_and(|number| (400..600).contains(&number))
+        && (before.is_empty()
+            || before.ends_with(':')
+            || WORDS.iter().any(|word| last.eq_ignore_ascii_case(word)))
+}
+
+/// Names that say what went wrong, such as `E0308` or `ORA-00942`.
 fn is_code(name: &str) -> bool {
-    if let Ok(number) = name.parse::<u16>() {
-        return (400..600).contains(&number);
-    }
     let letters = name.bytes().take_while(u8::is_ascii_uppercase).count();
     let number = name[letters..].strip_prefix('-').unwrap_or(&name[letters..]);
     (1..=6).contains(&letters)
@@ -228,12 +248,21 @@ mod tests {
 
     #[test]
     fn codes_stay() {
-        for error in
-            ["responded 404", "smtp said 550", "error E0308", "ORA-00942: table or view", "SQLSTATE P0001"]
-        {
+        for error in [
+            "503 Service Unavailable",
+            "responded 404",
+            "HTTP 500",
+            "status=429",
+            "upstream: 502",
+            "smtp said 550",
+            "error E0308",
+            "ORA-00942: table or view",
+            "SQLSTATE P0001",
+        ] {
             assert_eq!(normalise(error), error);
         }
         assert_eq!(normalise("waited 300 ms"), "waited # ms");
+        assert_eq!(normalise("connection 574 refused after 410 ms"), "connection # refused after # ms");
     }
 
     #[test]
