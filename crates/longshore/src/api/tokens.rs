@@ -53,7 +53,8 @@ pub(super) async fn list(State(server): State<Server>, caller: Caller) -> ApiRes
     Ok(Json(server.client.tokens().await?.into_iter().map(TokenBody::from).collect()))
 }
 
-/// Revokes a token: requests with it are refused within seconds.
+/// Revokes a token: requests with it are refused within seconds. A token cannot revoke itself, so that nobody is
+/// locked out by accident.
 #[utoipa::path(
     delete,
     path = "/tokens/{id}",
@@ -63,6 +64,7 @@ pub(super) async fn list(State(server): State<Server>, caller: Caller) -> ApiRes
     responses(
         (status = 204, description = "The token is revoked."),
         (status = 404, description = "There is no such token.", body = ProblemBody),
+        (status = 409, description = "It is the token of this request.", body = ProblemBody),
     ),
 )]
 pub(super) async fn revoke(
@@ -74,6 +76,12 @@ pub(super) async fn revoke(
     let id: Uuid = id
         .parse()
         .map_err(|_| Problem::bad_request("id: not the id of a token; `GET /tokens` returns ids"))?;
+    if caller.token() == Some(id) {
+        return Err(Problem::new(
+            Slug::Conflict,
+            "id: is the token of this request; use another one, or `longshore tokens revoke`",
+        ));
+    }
     if server.client.revoke_token(id).await? {
         Ok(StatusCode::NO_CONTENT)
     } else {

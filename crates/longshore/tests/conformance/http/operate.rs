@@ -381,9 +381,14 @@ async fn a_failed_job_is_retried_with_another_payload(fixture: Fixture) {
 
 async fn tokens_are_listed_and_revoked(fixture: Fixture) {
     let http = super::auth::with_tokens_required(&fixture);
-    let (_, admin) = super::auth::token(&fixture, Scope::Admin, None).await;
+    let (own, admin) = super::auth::token(&fixture, Scope::Admin, None).await;
     let (shop, secret) = super::auth::token(&fixture, Scope::Enqueue, Some(&["mail"])).await;
     let admin = http.with_token(&admin);
+    admin.send("DELETE", &format!("/tokens/{own}"), &[], "").await.expect_problem(
+        409,
+        "conflict",
+        "this request",
+    );
     let listed = admin.get("/tokens").await.expect_status(200).json();
     let found = listed.as_array().expect("a list").iter().find(|token| token["id"] == shop.to_string());
     let found = found.expect("the token");
