@@ -30,7 +30,7 @@ pub(super) struct FailuresQuery {
     #[param(inline, value_type = Option<AnyInteger>)]
     limit: Option<i64>,
     /// Continue after the previous page. The `Link` header has the URL of the next page.
-    #[param(pattern = r"^-?[0-9]{1,18}\.[0-9a-fA-F]{16}$", example = "1790000000000000.9c33ef0a6b1d7f02")]
+    #[param(pattern = r"^[0-9]{1,17}\.[0-9a-fA-F]{16}$", example = "1790000000000000.9c33ef0a6b1d7f02")]
     cursor: Option<String>,
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn list(
     if let Some(last) = groups.last().filter(|_| groups.len() == filter.limit as usize) {
         let others = uri.query().unwrap_or_default().split('&');
         let others = others.filter(|pair| !pair.is_empty() && !pair.starts_with("cursor="));
-        let cursor = format!("cursor={}.{}", last.last_seen.timestamp_micros(), last.fingerprint);
+        let cursor = format!("cursor={}", last.cursor());
         let query: Vec<&str> = others.chain([cursor.as_str()]).collect();
         let link = format!("<{}?{}>; rel=\"next\"", uri.path(), query.join("&"));
         if let Ok(link) = HeaderValue::from_str(&link) {
@@ -81,11 +81,7 @@ pub(super) async fn list(
 }
 
 fn read_cursor(text: &str) -> ApiResult<(DateTime<Utc>, Fingerprint)> {
-    let parts = text.split_once('.').and_then(|(micros, fingerprint)| {
-        let at = DateTime::from_timestamp_micros(micros.parse().ok()?)?;
-        Some((at, fingerprint.parse().ok()?))
-    });
-    parts.ok_or_else(|| {
+    FailureFilter::read_cursor(text).ok_or_else(|| {
         Problem::bad_request("cursor: is not the cursor of a page; use the URL in the `Link` header")
     })
 }

@@ -25,6 +25,14 @@ impl FailureFilter {
     /// The maximum number of groups on a page.
     pub const MAX_LIMIT: u32 = 200;
 
+    /// Reads what [`FailureRecord::cursor`] wrote; `None` if it is something else, or a time that Postgres cannot store.
+    #[cfg_attr(not(feature = "api"), expect(dead_code, reason = "for URLs"))]
+    pub(crate) fn read_cursor(text: &str) -> Option<(DateTime<Utc>, Fingerprint)> {
+        let (micros, fingerprint) = text.split_once('.')?;
+        let micros = micros.parse().ok().filter(|micros| (0..MAX_CURSOR).contains(micros))?;
+        Some((DateTime::from_timestamp_micros(micros)?, fingerprint.parse().ok()?))
+    }
+
     /// `limit`, clamped to 1..=200.
     pub(crate) fn page_size(&self) -> u32 {
         self.limit.clamp(1, FailureFilter::MAX_LIMIT)
@@ -36,6 +44,10 @@ impl Default for FailureFilter {
         FailureFilter { fingerprint: None, kind: None, seen_after: None, after: None, limit: 50 }
     }
 }
+
+/// The year 5138, in microseconds.
+#[cfg_attr(not(feature = "api"), expect(dead_code, reason = "for URLs"))]
+const MAX_CURSOR: i64 = 100_000_000_000_000_000;
 
 /// A group of failures: attempts of one kind that failed in the same way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -62,6 +74,12 @@ pub struct FailureRecord {
 }
 
 impl FailureRecord {
+    /// Where a list continues after this group, for URLs.
+    #[cfg_attr(not(feature = "api"), expect(dead_code, reason = "for URLs"))]
+    pub(crate) fn cursor(&self) -> String {
+        format!("{}.{}", self.last_seen.timestamp_micros(), self.fingerprint)
+    }
+
     /// How many dead letters of a group are counted. An exact number of a million would take too long.
     pub const MAX_DEAD: u64 = 1_000;
     /// How much of an error is kept with its group, in characters.
@@ -75,4 +93,31 @@ impl FailureRecord {
     pub(crate) const MAX_GROUPS: i64 = 10_000;
     /// A group is forgotten when this time has passed since its newest failure and no dead letter is left.
     pub(crate) const KEPT_DAYS: i64 = 30;
+}
+
+#[cfg(all(test, feature = "api"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_read_as_it_was_written() {
+        let at = "2031-05-06T07:00:00.123456Z".parse().unwrap();
+        let group = FailureRecord {
+            fingerprint: Fingerprint::of("mail", "x"),
+            kind: "mail".into(),
+            attempts: 1,
+            dead: 0,
+            dead_or_more: false,
+            first_seen: at,
+            last_seen: at,
+            job: JobId::new(),
+            error: "x".into(),
+        };
+        assert_eq!(FailureFilter::read_cursor(&group.cursor()), Some((at, group.fingerprint)));
+        for text in
+            ["x", "1.2", "-569079415675717826.06f70e3890ab79ad", "100000000000000000.06f70e3890ab79ad"]
+        {
+            assert_eq!(FailureFilter::read_cursor(text), None, "{text}");
+        }
+    }
 }

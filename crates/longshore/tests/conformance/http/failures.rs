@@ -70,6 +70,11 @@ async fn jobs_are_listed_by_group(fixture: Fixture) {
 async fn bad_parameters_are_refused(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     http.get("/failures?cursor=x").await.expect_problem(400, "bad_request", "cursor");
+    http.get("/failures?cursor=-569079415675717826.06f70e3890ab79ad").await.expect_problem(
+        400,
+        "bad_request",
+        "cursor",
+    );
     http.get("/failures?cursor=9999999999999999999.0123456789abcdef").await.expect_problem(
         400,
         "bad_request",
