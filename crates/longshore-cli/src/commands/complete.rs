@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn commands_and_flags_are_offered() {
         assert_eq!(words("jo"), ["jobs"]);
-        assert_eq!(words("dead "), ["list", "redrive", "purge", "help"]);
+        assert_eq!(words("dead "), ["list", "groups", "redrive", "purge", "help"]);
         assert_eq!(words("jobs list --sta"), ["--status"]);
         assert_eq!(words("jobs list --ut"), ["--utc"], "global flags too");
         assert!(!words("").contains(&"complete".to_owned()), "hidden commands are not offered");

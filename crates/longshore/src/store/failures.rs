@@ -28,6 +28,8 @@ impl FailureFilter {
     /// Reads what [`FailureRecord::cursor`] wrote; `None` if it is something else, or a time that Postgres cannot store.
     #[cfg_attr(not(feature = "api"), expect(dead_code, reason = "for URLs"))]
     pub(crate) fn read_cursor(text: &str) -> Option<(DateTime<Utc>, Fingerprint)> {
+        // The year 5138, in microseconds.
+        const MAX_CURSOR: i64 = 100_000_000_000_000_000;
         let (micros, fingerprint) = text.split_once('.')?;
         let micros = micros.parse().ok().filter(|micros| (0..MAX_CURSOR).contains(micros))?;
         Some((DateTime::from_timestamp_micros(micros)?, fingerprint.parse().ok()?))
@@ -44,10 +46,6 @@ impl Default for FailureFilter {
         FailureFilter { fingerprint: None, kind: None, seen_after: None, after: None, limit: 50 }
     }
 }
-
-/// The year 5138, in microseconds.
-#[cfg_attr(not(feature = "api"), expect(dead_code, reason = "for URLs"))]
-const MAX_CURSOR: i64 = 100_000_000_000_000_000;
 
 /// A group of failures: attempts of one kind that failed in the same way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
