@@ -54,7 +54,7 @@ pub(super) async fn list(State(server): State<Server>, caller: Caller) -> ApiRes
 }
 
 /// Revokes a token: requests with it are refused within seconds. A token cannot revoke itself, so that nobody is
-/// locked out by accident.
+/// locked out by accident. For an unknown token, the answer is 404.
 #[utoipa::path(
     delete,
     path = "/tokens/{id}",
