@@ -86,7 +86,9 @@ fn read_cursor(text: &str) -> ApiResult<(DateTime<Utc>, Fingerprint)> {
     })
 }
 
-/// Shows a group of failures. For one that is unknown or no longer kept, the answer is 404.
+/// Shows a group of failures.
+///
+/// For one that is unknown or no longer kept, the answer is 404.
 #[utoipa::path(
     get,
     path = "/failures/{fingerprint}",

@@ -53,8 +53,9 @@ pub(super) async fn list(State(server): State<Server>, caller: Caller) -> ApiRes
     Ok(Json(server.client.tokens().await?.into_iter().map(TokenBody::from).collect()))
 }
 
-/// Revokes a token: requests with it are refused within seconds. A token cannot revoke itself, so that nobody is
-/// locked out by accident. For an unknown token, the answer is 404.
+/// Revokes a token: requests with it are refused within seconds.
+///
+/// A token cannot revoke itself (409), so that nobody is locked out by accident. For an unknown token, the answer is 404.
 #[utoipa::path(
     delete,
     path = "/tokens/{id}",
