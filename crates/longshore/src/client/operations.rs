@@ -126,8 +126,8 @@ fn not_found(id: OperationId) -> Error {
 
 #[doc(hidden)]
 impl Client {
-    /// Executes operations until none is left that no other process holds. `pause` waits between two steps, and
-    /// ends the turn early by returning `false`; another process continues then.
+    /// Executes operations, one after the other, until all that are left are held by other processes. `pause` waits
+    /// between two steps. If it returns `false`, the turn ends early, and another process continues.
     pub async fn run_operations<Pause, Waiting>(&self, mut pause: Pause) -> Result<()>
     where
         Pause: FnMut(Duration) -> Waiting + Send,

@@ -1,8 +1,8 @@
 //! The dashboard: pages under `/ui` that show the queue to people.
 //!
 //! Each page is a function from data to HTML, next to the function that loads the data. Pages only read,
-//! through [`Data`], which calls the client. Buttons are forms that call the routes of the API, so whoever
-//! may not use a route cannot use its button either. Nothing here calls the store.
+//! through [`Data`], which calls the client. Buttons are forms that call the routes of the API, and the API
+//! checks the caller's scopes. Nothing here calls the store.
 //!
 //! | File | Owns |
 //! |---|---|

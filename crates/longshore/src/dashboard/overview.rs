@@ -369,7 +369,8 @@ fn oldest_due(frame: &Frame, overview: &Overview) -> Markup {
     )
 }
 
-/// The largest sample of a bucket. Whoever covers all queues sees their sums, others only their queues.
+/// The largest sample of a bucket. A caller that may see all queues gets the stored sum of all of them. For a token that is
+/// limited to queues, the samples of its queues are joined.
 fn largest(frame: &Frame, measured: &[&Measured], what: What, join: fn(u64, u64) -> u64) -> Option<f64> {
     let mut minutes = BTreeMap::<DateTime<Utc>, u64>::new();
     for sample in values(measured, what).filter(|sample| sample.queue.is_empty() == frame.rights.covers_all())
