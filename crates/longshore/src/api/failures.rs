@@ -2,8 +2,7 @@
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -11,6 +10,7 @@ use utoipa::IntoParams;
 use super::Server;
 use super::auth::Caller;
 use super::extract::{NamePath, Query, clamped, refuse_nul};
+use super::jobs::{linked, page_size};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::schemas::{AnyInteger, FailureSchema};
 use crate::failure::Fingerprint;
@@ -63,21 +63,11 @@ pub(super) async fn list(
         kind: query.kind,
         seen_after: query.seen_after,
         after: query.cursor.as_deref().map(read_cursor).transpose()?,
-        limit: query.limit.map_or(50, |limit| limit.clamp(1, FailureFilter::MAX_LIMIT.into()) as u32),
+        limit: page_size(query.limit),
     };
     let groups = server.client.failures(&filter).await.map_err(Problem::in_url)?;
-    let mut response = Json(&groups).into_response();
-    if let Some(last) = groups.last().filter(|_| groups.len() == filter.limit as usize) {
-        let others = uri.query().unwrap_or_default().split('&');
-        let others = others.filter(|pair| !pair.is_empty() && !pair.starts_with("cursor="));
-        let cursor = format!("cursor={}", last.cursor());
-        let query: Vec<&str> = others.chain([cursor.as_str()]).collect();
-        let link = format!("<{}?{}>; rel=\"next\"", uri.path(), query.join("&"));
-        if let Ok(link) = HeaderValue::from_str(&link) {
-            response.headers_mut().insert(header::LINK, link);
-        }
-    }
-    Ok(response)
+    let last = groups.last().filter(|_| groups.len() == filter.limit as usize);
+    Ok(linked(&groups, &uri, last.map(FailureRecord::cursor), 0))
 }
 
 fn read_cursor(text: &str) -> ApiResult<(DateTime<Utc>, Fingerprint)> {

@@ -241,7 +241,7 @@ pub(super) async fn list(
     let before = query.cursor.map(FlowId);
     let filter = FlowFilter { name: query.name, open: query.open, before, limit };
     let flows = server.client.flows(&filter).await?;
-    let next = flows.last().filter(|_| flows.len() == limit as usize).map(|flow| JobId(flow.id.0));
+    let next = flows.last().filter(|_| flows.len() == limit as usize).map(|flow| flow.id);
     Ok(linked(&flows, &uri, next, 0))
 }
 

@@ -13,6 +13,7 @@ use super::extract::{Body, GroupPath, NamePath, Query, clamped, refuse_nul};
 use super::operate::queue;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::schemas::{AnyInteger, GroupSchema, QueueSchema, RateSchema};
+use super::url_parameters::encoded;
 use crate::store::{GroupChange, GroupRecord, QueueRecord};
 use crate::turns::Rate;
 
@@ -58,22 +59,13 @@ pub(super) async fn list(
     let groups = server.client.groups(&name, &after, limit).await.map_err(Problem::in_url)?;
     let mut response = Json(&groups).into_response();
     if let Some(last) = groups.last().filter(|_| groups.len() == limit as usize) {
-        let after = form_urlencoded(&last.name);
+        let after = encoded(&last.name);
         let link = format!("<{}?after={after}&limit={limit}>; rel=\"next\"", uri.path());
         if let Ok(link) = HeaderValue::from_str(&link) {
             response.headers_mut().insert(header::LINK, link);
         }
     }
     Ok(response)
-}
-
-/// Encodes a value of a query.
-fn form_urlencoded(text: &str) -> String {
-    let encode = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
 }
 
 /// Shows a group. A group without settings and without live jobs has the defaults of its queue.

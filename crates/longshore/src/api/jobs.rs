@@ -1,5 +1,7 @@
 //! Existing jobs: get, list, cancel, retry, edit and delete them.
 
+use std::fmt::Display;
+
 use axum::Json;
 use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderValue, StatusCode, Uri, header};
@@ -242,7 +244,7 @@ pub(super) fn page_response(page: &Page, uri: &Uri) -> Response {
 pub(super) fn linked<T: Serialize>(
     items: &[T],
     uri: &Uri,
-    next: Option<JobId>,
+    next: Option<impl Display>,
     next_offset: u32,
 ) -> Response {
     let mut response = Json(items).into_response();
@@ -257,7 +259,7 @@ pub(super) fn linked<T: Serialize>(
 }
 
 /// The same URL with another cursor and offset.
-fn next_url(uri: &Uri, next: JobId, offset: u32) -> String {
+fn next_url(uri: &Uri, next: impl Display, offset: u32) -> String {
     let others = uri.query().unwrap_or_default().split('&').filter(|pair| {
         let name = pair.split('=').next().unwrap_or_default();
         !name.is_empty() && name != "cursor" && name != "offset"

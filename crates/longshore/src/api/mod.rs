@@ -62,7 +62,7 @@ mod steps;
 mod swagger;
 mod token_lookup;
 mod tokens;
-mod url_parameters;
+pub(crate) mod url_parameters;
 mod write_timeout;
 
 #[cfg(feature = "dashboard")]

@@ -214,7 +214,7 @@ pub(super) async fn list(
     };
     let operations = server.client.operations(&filter).await?;
     let last = operations.last().filter(|_| operations.len() == limit as usize);
-    Ok(linked(&operations, &uri, last.map(|operation| JobId(operation.id.0)), 0))
+    Ok(linked(&operations, &uri, last.map(|operation| operation.id), 0))
 }
 
 /// Returns an operation with its progress.

@@ -1,5 +1,5 @@
 //! The URL parameters that each route takes, from the OpenAPI document. Refuses others: a
-//! misspelt filter that is ignored would select every job. Values are checked by `extract`.
+//! misspelt filter that is ignored would select every job. Values are checked by `extract`. Also encodes texts for URLs.
 
 use std::sync::Arc;
 
@@ -8,6 +8,15 @@ use axum::http::{Method, Uri};
 use utoipa::openapi::path::{Operation, ParameterIn, Paths};
 
 use super::problem::{ApiResult, Problem};
+
+/// A text as part of a path or a query.
+pub(crate) fn encoded(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}
 
 /// The names of the URL parameters of one route, per method. A method that is not listed
 /// is not checked.

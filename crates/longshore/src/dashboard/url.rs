@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+pub(super) use crate::api::url_parameters::encoded;
+
 /// The parameters of a URL, in order. Empty values are left out: a form sends them for fields that were
 /// not filled in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,15 +47,6 @@ impl Params {
         }
         url
     }
-}
-
-/// A text as part of a path or a query.
-pub(super) fn encoded(text: &str) -> String {
-    let encode = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
 }
 
 #[cfg(test)]
