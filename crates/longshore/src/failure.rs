@@ -96,16 +96,23 @@ impl Fnv {
     }
 }
 
-/// Only this much of an error counts: the rest is detail, such as a stack trace.
+/// Only this much of a normalised error counts: the rest is detail.
 const MAX_NORMALISED: usize = 300;
+/// Only this much of a line is read.
+const MAX_READ: usize = 16 * 1024;
+/// The first line of a Python traceback, which says nothing about the error. The last line does.
+const TRACEBACK: &str = "Traceback (most recent call last)";
 
-/// The first line of an error, without what differs from job to job.
+/// The line that says what went wrong, without what differs from job to job.
 fn normalise(error: &str) -> String {
-    let line = error.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
-    let line = &line[..line.floor_char_boundary(MAX_NORMALISED)];
-    let mut normal = String::with_capacity(line.len());
+    let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or_default();
+    let line = if first.starts_with(TRACEBACK) { lines.next_back().unwrap_or(first) } else { first };
+    let line = &line[..line.floor_char_boundary(MAX_READ)];
+    let mut normal = String::with_capacity(line.len().min(2 * MAX_NORMALISED));
     let mut rest = line;
-    while let Some(first) = rest.chars().next() {
+    // Cut only what is normalised: a longer number must not move the end.
+    while let Some(first) = rest.chars().next().filter(|_| normal.len() <= MAX_NORMALISED) {
         let end = match first {
             '"' | '`' | '\'' => quoted(rest, &normal),
             _ => None,
@@ -126,6 +133,7 @@ fn normalise(error: &str) -> String {
             rest = &rest[end..];
         }
     }
+    normal.truncate(normal.floor_char_boundary(MAX_NORMALISED));
     normal
 }
 
@@ -244,6 +252,31 @@ mod tests {
         ] {
             assert_eq!(normalise(error), normal, "{error:?}");
         }
+    }
+
+    #[test]
+    fn long_errors_that_differ_in_numbers_are_the_same() {
+        let of = |order: &str| {
+            let columns =
+                "insert into orders (customer, article, amount, currency) values failed; ".repeat(9);
+            Fingerprint::of("sync", &format!("order {order}: {columns}"))
+        };
+        assert_eq!(of("9"), of("10"));
+        assert_eq!(of("9"), of("1234567890"));
+        let late = "x".repeat(MAX_NORMALISED);
+        assert_eq!(Fingerprint::of("k", &format!("{late} a")), Fingerprint::of("k", &format!("{late} b")));
+    }
+
+    #[test]
+    fn a_traceback_is_known_by_its_last_line() {
+        let of = |last: &str| {
+            let text =
+                format!("Traceback (most recent call last):\n  File \"a.py\", line 7, in run\n{last}\n");
+            normalise(&text)
+        };
+        assert_eq!(of("ValueError: bad order 7"), "ValueError: bad order #");
+        assert_eq!(of("ConnectionError: refused"), "ConnectionError: refused");
+        assert_eq!(normalise("Traceback (most recent call last):"), "Traceback (most recent call last):");
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! The rules of flows: what happens to the members of a flow when others end. Pure: the engines read
 //! the rows, call these functions and store what they decide.
 //!
-//! [`graph`] has the builder and its checks. `store/*/advance.rs` store the decisions.
+//! [`graph`] has the builder and its checks, `children` what a job spawns and joins. `store/*/advance.rs` store the decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) mod children;
 pub mod graph;
 
 /// The maximum number of links of a flow.

@@ -172,6 +172,12 @@ pub enum Status {
 }
 
 impl Status {
+    /// Whether the job has ended.
+    #[cfg(feature = "api")]
+    pub(crate) fn has_ended(self) -> bool {
+        matches!(self, Status::Succeeded | Status::FailedPermanent | Status::Cancelled)
+    }
+
     /// All statuses, in the order of a job's life.
     pub const ALL: [Status; 6] = [
         Status::Queued,

@@ -141,11 +141,11 @@ pub use recovery::{
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
     ALL_QUEUES, Action, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord,
-    FailureFilter, FailureRecord, FlowFilter, FlowRecord, FlowStatus, GroupChange, GroupRecord, Interrupted,
-    Interruptor, JobFilter, KindRecord, Lease, ListFilter, Measured, Migrated, NewKind, NewOperation,
-    NewToken, OperationFilter, OperationRecord, OperationState, Page, Payloads, QueueRecord, Repair,
-    Retention, SCHEMA_VERSION, Schedule, Scope, StateTable, StepRecord, StepState, SweepScope, Tallied,
-    TaskRecord, TokenRecord, What, WorkerRecord,
+    FailureFilter, FailureRecord, FlowFilter, FlowRecord, FlowStatus, FoundGroup, GroupChange, GroupRecord,
+    Interrupted, Interruptor, JobFilter, KindRecord, Lease, ListFilter, Measured, Migrated, NewKind,
+    NewOperation, NewToken, OperationFilter, OperationRecord, OperationState, Page, Payloads, QueueRecord,
+    Repair, Retention, SCHEMA_VERSION, Schedule, Scope, StateTable, StepRecord, StepState, SweepScope,
+    Tallied, TaskRecord, TokenRecord, What, WorkerRecord,
 };
 pub use turns::{MAX_WEIGHT, Rate};
 #[cfg(feature = "worker")]
@@ -189,6 +189,9 @@ mod documents {
     #[cfg(feature = "api")]
     #[doc = include_str!("../../../docs/guides/api.md")]
     struct ApiGuide;
+    #[cfg(feature = "api")]
+    #[doc = include_str!("../../../docs/guides/protocol.md")]
+    struct ProtocolGuide;
 }
 
 /// A future of any type. An async function is compiled in the crate that awaits it, together with

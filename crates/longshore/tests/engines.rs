@@ -45,6 +45,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "begin_claim",
             "begin_unless_begun",
             "begin_step",
+            "begin_view",
             "begin_snapshot",
             "tx",
             "commit",

@@ -18,8 +18,11 @@ const NEW_JOB: &str = "crates/longshore/src/api/enqueue.rs";
 const RENEW: &str = "crates/longshore/src/api/leases/renew.rs";
 const RING: &str = "crates/longshore/src/api/events/ring.rs";
 const SETTLE: &str = "crates/longshore/src/api/leases/settle.rs";
+const SESSIONS: &str = "crates/longshore/src/api/leases/sessions.rs";
 const SNAPSHOT: &str = "crates/longshore/src/api/events/snapshot.rs";
+const TIMED_STREAM: &str = "crates/longshore/src/api/timed_stream.rs";
 const TOKENS: &str = "crates/longshore/src/api/token_lookup.rs";
+const WAITING: &str = "crates/longshore/src/api/leases/waiting.rs";
 
 /// Each must be caught on both engines.
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -285,7 +288,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "api: let tokens with only the work scope enqueue follow-ups",
         file: SETTLE,
-        anchor: "async fn follow_ups(",
+        anchor: "async fn follow_ups_of(",
         find: "caller.must_have(Scope::Enqueue)?;",
         replace: "caller.must_have(Scope::Work)?;",
         caught_by: &[
@@ -360,10 +363,162 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "http::events::sqlite::more_new_jobs_than_one_poll_reads_cause_a_gap_event",
         ],
     },
+    // ---- protocol 1.1 ----------------------------------------------------------
+    Mutant {
+        name: "api: let a call that claims wait on although a later one claims",
+        file: WAITING,
+        anchor: "pub(super) async fn claim(",
+        find: "() = call.superseded() => return Ok(found),",
+        replace: "",
+        caught_by: &[
+            "http::exchange::postgres::a_call_that_claims_ends_the_wait_of_an_earlier_one",
+            "http::exchange::sqlite::a_call_that_claims_ends_the_wait_of_an_earlier_one",
+        ],
+    },
+    Mutant {
+        name: "api: let a call that claims nothing end the wait of another one",
+        file: LEASE,
+        anchor: "pub(in crate::api) async fn lease(",
+        find: "let call = (request.limit > 0).then(|| session.begin_claiming_call());",
+        replace: "let call = Some(session.begin_claiming_call()).filter(|_| request.limit > 0);",
+        caught_by: &[
+            "http::exchange::postgres::a_call_that_claims_nothing_ends_no_wait",
+            "http::exchange::sqlite::a_call_that_claims_nothing_ends_no_wait",
+        ],
+    },
+    Mutant {
+        name: "api: let a call with reports wait",
+        file: LEASE,
+        anchor: "pub(in crate::api) async fn lease(",
+        find: "let waits = reports.is_empty() && !request.wait.is_zero();",
+        replace: "let waits = !request.wait.is_zero();",
+        caught_by: &[
+            "http::exchange::postgres::a_call_with_reports_needs_a_worker_and_does_not_wait",
+            "http::exchange::sqlite::a_call_with_reports_needs_a_worker_and_does_not_wait",
+        ],
+    },
+    Mutant {
+        name: "api: release the leases of rejected reports",
+        file: LEASE,
+        anchor: "pub(in crate::api) async fn lease(",
+        find: "reports.leases(worker).into_iter().collect();",
+        replace: "reports.leases(worker).into_iter().take(0).collect();",
+        caught_by: &[
+            "http::exchange::postgres::a_lease_that_a_report_names_is_not_released",
+            "http::exchange::sqlite::a_lease_that_a_report_names_is_not_released",
+        ],
+    },
+    Mutant {
+        name: "api: report leases as lost that the call has settled",
+        file: LEASE,
+        anchor: "// What this call has settled is not lost.",
+        find: "!ends.contains(lease)",
+        replace: "!ends.contains(lease) || lease.lease_no > 0",
+        caught_by: &[
+            "http::exchange::postgres::one_call_stores_reports_and_leases_the_next_job",
+            "http::exchange::sqlite::one_call_stores_reports_and_leases_the_next_job",
+        ],
+    },
+    Mutant {
+        name: "api: keep the claims of later attempts, whose counters a step can reset",
+        file: SESSIONS,
+        anchor: "fn grant(",
+        find: "job.attempt() == 1 && job.interruptions() == 0",
+        replace: "job.attempt() > 0",
+        caught_by: &[
+            "http::exchange::postgres::a_step_that_another_server_stored_counts_in_a_settle",
+            "http::exchange::sqlite::a_step_that_another_server_stored_counts_in_a_settle",
+        ],
+    },
+    Mutant {
+        name: "api: keep no claims",
+        file: SESSIONS,
+        anchor: "fn grant(",
+        find: "job.attempt() == 1 && job.interruptions() == 0",
+        replace: "job.attempt() == 0",
+        caught_by: &["http::exchange::postgres_only::a_busy_worker_needs_three_statements_per_call"],
+    },
+    Mutant {
+        name: "api: let a token that is limited to queues change kinds that exist",
+        file: "crates/longshore/src/api/leases/register.rs",
+        anchor: "fn existing_kinds(",
+        find: "caller.queues().is_none()",
+        replace: "caller.queues().is_none() || true",
+        caught_by: &[
+            "http::exchange::postgres::a_token_limited_to_queues_announces_only_new_kinds",
+            "http::exchange::sqlite::a_token_limited_to_queues_announces_only_new_kinds",
+        ],
+    },
+    Mutant {
+        name: "api: let tokens with only the work scope spawn children",
+        file: "crates/longshore/src/api/leases/flows.rs",
+        anchor: "pub(in crate::api) async fn spawn(",
+        find: "caller.must_have(Scope::Enqueue)?;",
+        replace: "caller.must_have(Scope::Work)?;",
+        caught_by: &[
+            "http::lease_flows::postgres::a_spawn_needs_the_scope_and_the_queues_of_its_jobs",
+            "http::lease_flows::sqlite::a_spawn_needs_the_scope_and_the_queues_of_its_jobs",
+        ],
+    },
+    Mutant {
+        name: "api: accept ids of any time",
+        file: NEW_JOB,
+        anchor: "fn parse_id(",
+        find: "(Utc::now() - created_at).abs() > MAX_ID_SKEW",
+        replace: "(Utc::now() - created_at).abs() > MAX_ID_SKEW * 1000",
+        caught_by: &[
+            "http::chosen_ids::postgres::an_id_that_would_break_the_order_of_jobs_is_refused",
+            "http::chosen_ids::sqlite::an_id_that_would_break_the_order_of_jobs_is_refused",
+        ],
+    },
+    Mutant {
+        name: "api: return a job as created although its id existed",
+        file: "crates/longshore/src/enqueue/new_job.rs",
+        anchor: "fn stored_as(",
+        find: "if self.id_is_key {",
+        replace: "if self.id_is_key && self.is_keyed() {",
+        caught_by: &[
+            "http::chosen_ids::postgres::a_second_request_with_an_id_returns_the_first_job",
+            "http::chosen_ids::sqlite::a_second_request_with_an_id_returns_the_first_job",
+        ],
+    },
+    Mutant {
+        name: "api: do not look for ends that other processes store",
+        file: "crates/longshore/src/api/job_ends.rs",
+        anchor: "async fn look(",
+        find: "ended.for_each(|id| server.job_ends.notify(*id));",
+        replace: "drop(ended);",
+        caught_by: &[
+            "http::awaited_ends::postgres::a_call_waits_for_an_end_that_another_process_stores",
+            "http::awaited_ends::sqlite::a_call_waits_for_an_end_that_another_process_stores",
+        ],
+    },
+    Mutant {
+        name: "api: apply the timeout of headers to idle connections",
+        file: TIMED_STREAM,
+        anchor: "fn poll_read_timeout(",
+        find: "Awaits::Request { since } => (since + idle,",
+        replace: "Awaits::Request { since } => (since + idle.min(headers),",
+        caught_by: &[
+            "http::connections::postgres::an_idle_connection_outlasts_the_timeout_of_headers",
+            "http::connections::sqlite::an_idle_connection_outlasts_the_timeout_of_headers",
+        ],
+    },
+    Mutant {
+        name: "api: apply the timeout of idle connections to headers",
+        file: TIMED_STREAM,
+        anchor: "fn poll_read_timeout(",
+        find: "Awaits::Headers { since } => (since + headers,",
+        replace: "Awaits::Headers { since } => (since + idle.max(headers),",
+        caught_by: &[
+            "http::connections::postgres::the_timeout_of_headers_counts_for_every_request_of_a_connection",
+            "http::connections::sqlite::the_timeout_of_headers_counts_for_every_request_of_a_connection",
+        ],
+    },
     // ---- leases whose response was lost ----------------------------------------
     Mutant {
         name: "api: keep the leases of a caller that disconnects before the response",
-        file: LEASE,
+        file: WAITING,
         anchor: "impl Drop for Undelivered",
         find: "if self.jobs.is_empty() {",
         replace: "if self.jobs.len() < usize::MAX {",
@@ -400,8 +555,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "api: release leases whose response may still be in flight",
         file: RENEW,
         anchor: "pub(in crate::api) async fn renew(",
-        find: "&held, RESPONSE_LOST_AFTER)",
-        replace: "&held, RESPONSE_LOST_AFTER / 2)",
+        find: "&known, RESPONSE_LOST_AFTER)",
+        replace: "&known, RESPONSE_LOST_AFTER / 2)",
         caught_by: &[
             "http::leases::postgres::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
             "http::leases::sqlite::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
@@ -410,7 +565,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "api: release unnamed leases when the list of leases is full",
         file: LEASES,
-        anchor: "async fn release_unknown(",
+        anchor: "fn is_complete(",
         find: "held.len() < MAX_ITEMS",
         replace: "held.len() <= MAX_ITEMS",
         caught_by: &[
@@ -420,9 +575,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "api: do not end a long poll for a cancel",
-        file: LEASE,
-        anchor: "async fn wait_for_jobs(",
-        find: "() = cancels.notified() => {",
+        file: WAITING,
+        anchor: "pub(super) async fn claim(",
+        find: "() = notified(&mut self.cancels, self.worker) => {",
         replace: "() = std::future::pending() => {",
         caught_by: &[
             "http::leases::postgres::a_cancel_ends_the_long_poll_of_its_worker",
@@ -433,20 +588,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "api: let a cancel end every long poll",
-        file: LEASE,
-        anchor: "fn has_unreported(",
-        find: "!session.reported_cancels.contains(lease)",
-        replace: "!session.reported_cancels.contains(lease) || lease.worker == self.worker",
+        file: SESSIONS,
+        anchor: "fn has_unreported",
+        find: "!facts.reported.contains(lease)",
+        replace: "!facts.reported.contains(lease) || lease.lease_no > 0",
         caught_by: &[
             "http::leases::postgres::a_reported_cancel_does_not_end_the_next_long_poll",
             "http::leases::sqlite::a_reported_cancel_does_not_end_the_next_long_poll",
+            "http::exchange::postgres::the_loss_of_a_lease_ends_the_wait_of_one_call",
+            "http::exchange::sqlite::the_loss_of_a_lease_ends_the_wait_of_one_call",
         ],
     },
     Mutant {
         name: "api: scan the head of the queue in every call",
-        file: LEASE,
-        anchor: "async fn wait_for_jobs(",
-        find: "&& session.cursor.is_head_cheap() {",
+        file: WAITING,
+        anchor: "pub(super) async fn claim(",
+        find: "&& state.cursor.is_head_cheap() {",
         replace: "{",
         caught_by: &[
             "http::leases::postgres::an_expensive_head_is_not_scanned_by_every_call",
@@ -467,9 +624,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "api: do not count the attempts of HTTP workers",
         file: SETTLE,
-        anchor: "pub(in crate::api) async fn settle(",
-        find: "settle_leases_with(reports, count_http_attempt)",
-        replace: "settle_leases(reports)",
+        anchor: "async fn store(",
+        find: "note_end(server, claimed, kept)",
+        replace: "drop((claimed, kept))",
         caught_by: &[
             "worker_metrics::postgres::an_attempt_of_an_http_worker_is_counted_once",
             "worker_metrics::sqlite::an_attempt_of_an_http_worker_is_counted_once",

@@ -96,7 +96,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "flows: join the children of an earlier run",
-        file: "crates/longshore/src/worker/flows.rs",
+        file: "crates/longshore/src/flow/children.rs",
         anchor: "fn contains(&self, id: JobId)",
         find: "self.first.is_some_and(|first| first <= id)",
         replace: "self.first.is_some_and(|first| first <= id || true)",

@@ -122,6 +122,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["operations::sqlite::the_oldest_operation_that_nobody_holds_is_taken"],
     },
     Mutant {
+        name: "operations: continue the oldest one first (Postgres)",
+        file: POSTGRES,
+        anchor: "const TAKE_OPERATION",
+        find: "order by o.held_until nulls first, o.created_at, o.id",
+        replace: "order by o.created_at, o.id",
+        caught_by: &["operations::postgres::a_large_operation_does_not_delay_a_small_one"],
+    },
+    Mutant {
+        name: "operations: continue the oldest one first (SQLite)",
+        file: SQLITE,
+        anchor: "pub(super) fn take_operation(",
+        find: "order by held_until nulls first, created_at, id",
+        replace: "order by created_at, id",
+        caught_by: &["operations::sqlite::a_large_operation_does_not_delay_a_small_one"],
+    },
+    Mutant {
         name: "operations: continue after a stop",
         file: CLIENT,
         anchor: "async fn step(",

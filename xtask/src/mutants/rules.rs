@@ -41,7 +41,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "rules: do not recognise a repeated settle by lease",
         file: SETTLE,
-        anchor: "async fn settle_leases_with(",
+        anchor: "async fn settle_claimed(",
         find: "settled == Settled::Stored",
         replace: "settled == Settled::LeaseLost",
         caught_by: &[
@@ -180,9 +180,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     // ---- leases that their worker does not have --------------------------------
     Mutant {
         name: "release: let a job that an operator ran early wait for its time",
-        file: LEASE,
-        anchor: "pub async fn release(",
-        find: ".min(claimed.claimed_at())",
+        file: "crates/longshore/src/store/claim.rs",
+        anchor: "fn not_started(",
+        find: ".min(self.claimed_at)",
         replace: "",
         caught_by: &[
             "settle::postgres::a_job_that_an_operator_ran_early_is_still_due_after_a_release",
@@ -224,8 +224,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &[
             "workers::postgres::leases_that_a_worker_does_not_know_are_released_uncharged",
             "workers::sqlite::leases_that_a_worker_does_not_know_are_released_uncharged",
-            "http::leases::postgres::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
-            "http::leases::sqlite::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
         ],
     },
     // ---- bounds ----------------------------------------------------------------

@@ -207,7 +207,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "sqlite: ignore the lease number when saving a checkpoint",
         file: LEASE,
-        anchor: "fn save_checkpoint(",
+        anchor: "fn save_checkpoints(",
         find: "and lease_no = ?2",
         replace: "and lease_no <> -?2",
         caught_by: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
@@ -223,10 +223,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "sqlite: accept heartbeats of dead workers",
         file: WORKERS,
-        anchor: "fn beat(",
+        anchor: "const REFRESH",
         find: "and dead_at is null",
         replace: "",
-        caught_by: &["workers::sqlite::a_dead_worker_cannot_become_alive_again"],
+        caught_by: &[
+            "workers::sqlite::a_dead_worker_cannot_become_alive_again",
+            "workers::sqlite::a_heartbeat_lists_the_live_leases_of_its_worker",
+        ],
+    },
+    Mutant {
+        name: "sqlite: update kinds that are to be kept",
+        file: "crates/longshore/src/store/sqlite/kinds.rs",
+        anchor: "fn put_kinds(",
+        find: "where ?5",
+        replace: "where ?5 or true",
+        caught_by: &["kinds::sqlite::a_kind_that_exists_can_be_kept"],
     },
     Mutant {
         name: "sqlite: claim jobs that are not due",
@@ -406,8 +417,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "sqlite: forget the ends of removed jobs",
         file: STATS,
         anchor: "const ENDED:",
-        find: "               ended\n          from tallies",
-        replace: "               kept\n          from tallies",
+        find: "               sum(ended)\n          from tallies",
+        replace: "               sum(kept)\n          from tallies",
         caught_by: &["counts::sqlite::an_end_stays_tallied_after_the_job_is_retried_or_deleted"],
     },
     Mutant {

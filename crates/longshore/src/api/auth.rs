@@ -201,7 +201,7 @@ impl Guard {
     }
 
     /// Who sent a request, whatever the scopes of the token.
-    pub(super) async fn identify(&self, headers: &HeaderMap) -> ApiResult<Caller> {
+    pub(crate) async fn identify(&self, headers: &HeaderMap) -> ApiResult<Caller> {
         match self.access {
             Access::Open => Ok(Caller::Anonymous),
             Access::Tokens => valid(self.tokens.find(sent_secret(headers)?.hash()).await?).map(Caller::Token),

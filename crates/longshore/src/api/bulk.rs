@@ -14,7 +14,7 @@ use super::auth::Caller;
 use super::extract::{Body, check_range, object, refuse_nul};
 use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{ActionSchema, StatusSchema};
-use crate::client::Target;
+use crate::client::{Target, also_in};
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::lifecycle::{self, Event, Finished, LeaseFlags, Running, Waiting};
 use crate::store::{Action, ListFilter, Payloads};
@@ -123,6 +123,7 @@ pub(super) async fn bulk(
         payloads: Payloads::Omit,
         ..ListFilter::default()
     };
+    let also_in = also_in(body.action, &filter.statuses);
     let started = Instant::now();
     let mut response = BulkResponse { dry_run: body.dry_run, ..BulkResponse::default() };
     loop {
@@ -135,8 +136,7 @@ pub(super) async fn bulk(
             let skipped = page.jobs.iter().filter(|job| !would_change(body.action, job));
             response.skipped += skipped.count() as u64;
         } else {
-            let jobs: Vec<Target> =
-                page.jobs.iter().map(|job| Target::new(job.id, &job.queue, Some(job.lease_no))).collect();
+            let jobs: Vec<Target> = page.jobs.iter().map(|job| Target::listed(job, &also_in)).collect();
             let changes = server.client.change_jobs(body.action, &jobs).await;
             if let Some((_, error)) = changes.failed {
                 return Err(error.into());

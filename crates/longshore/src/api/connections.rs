@@ -5,13 +5,13 @@
 //! A connection waits for its client while it has no complete request: between two
 //! requests, and while headers or a slow body arrive. It also waits while a client reads
 //! a response that is already complete. A connection whose request is being handled is
-//! never closed. Timeouts are in `serve`, `bodies` and `write_timeout`.
+//! never closed. Timeouts are in `bodies` and `timed_stream`.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -66,7 +66,7 @@ impl Connections {
             client: ClientKey::of(client),
             opened: Instant::now(),
             waiting_since: AtomicU64::new(WAITING_SINCE_OPENED),
-            has_received: AtomicBool::new(false),
+            request_since: AtomicU64::new(NO_REQUEST),
             close: Notify::new(),
         });
         self.open().push(connection.clone());
@@ -138,26 +138,54 @@ pub(super) struct Connection {
     /// Since when it waits for its client: milliseconds after `opened`, or `BUSY`. An
     /// atomic, because every request changes it.
     waiting_since: AtomicU64,
-    /// Whether the client has sent anything since the connection waits for it.
-    has_received: AtomicBool,
+    /// Since when the headers of a request arrive: milliseconds after `opened`, `NO_REQUEST` or `HANDLED`.
+    request_since: AtomicU64,
     close: Notify,
 }
 
 const WAITING_SINCE_OPENED: u64 = 0;
 const BUSY: u64 = u64::MAX;
+const NO_REQUEST: u64 = u64::MAX;
+/// The headers are complete.
+const HANDLED: u64 = u64::MAX - 1;
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Awaits {
+    /// The first byte of a request.
+    Request { since: Instant },
+    /// The rest of the headers.
+    Headers { since: Instant },
+    /// Nothing: a request is being handled, or its body arrives.
+    Nothing,
+}
 
 impl Connection {
     pub(super) fn client(&self) -> ClientKey {
         self.client
     }
 
-    /// Whether the client has started a request and not completed it.
-    pub(super) fn has_received(&self) -> bool {
-        self.has_received.load(Ordering::Relaxed)
+    pub(super) fn awaits(&self) -> Awaits {
+        match self.request_since.load(Ordering::Relaxed) {
+            NO_REQUEST => match self.waiting_since() {
+                Some(since) => Awaits::Request { since },
+                None => Awaits::Nothing,
+            },
+            HANDLED => Awaits::Nothing,
+            millis => Awaits::Headers { since: self.opened + Duration::from_millis(millis) },
+        }
     }
 
+    /// Notes that the client has sent something: the first byte of a request, if the connection waits for one.
     pub(super) fn note_received(&self) {
-        self.has_received.store(true, Ordering::Relaxed);
+        if self.request_since.load(Ordering::Relaxed) == NO_REQUEST {
+            self.request_since.store(self.millis(), Ordering::Relaxed);
+        }
+    }
+
+    /// Milliseconds since the connection was opened.
+    fn millis(&self) -> u64 {
+        u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX).min(HANDLED - 1)
     }
 
     fn waiting_since(&self) -> Option<Instant> {
@@ -168,8 +196,7 @@ impl Connection {
     }
 
     fn wait_for_client(&self) {
-        let millis = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(BUSY - 1);
-        self.waiting_since.store(millis, Ordering::Relaxed);
+        self.waiting_since.store(self.millis(), Ordering::Relaxed);
     }
 
     fn handle_request(&self) {
@@ -218,6 +245,7 @@ pub(super) struct Handling(Arc<Connection>);
 
 impl Handling {
     pub(super) fn begin(connection: Arc<Connection>) -> Self {
+        connection.request_since.store(HANDLED, Ordering::Relaxed);
         connection.handle_request();
         Handling(connection)
     }
@@ -225,8 +253,8 @@ impl Handling {
 
 impl Drop for Handling {
     fn drop(&mut self) {
-        self.0.has_received.store(false, Ordering::Relaxed);
         self.0.wait_for_client();
+        self.0.request_since.store(NO_REQUEST, Ordering::Relaxed);
     }
 }
 

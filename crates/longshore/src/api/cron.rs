@@ -72,8 +72,8 @@ pub(super) struct NewScheduleBody {
     zone: Option<String>,
     /// What happens to missed ticks: `skip`, `one` (the default) or `all:N`.
     missed: Option<String>,
-    /// The job that each tick enqueues. It must not set `run_at`, `delay_seconds` or
-    /// `idempotency_key`.
+    /// The job that each tick enqueues. It must not set `id`, `run_at`,
+    /// `delay_seconds` or `idempotency_key`.
     #[serde(deserialize_with = "object")]
     job: NewJobBody,
     /// The name in the path, if set.
@@ -156,6 +156,7 @@ pub(super) async fn put(
             "name: `{other}` differs from `{name}` in the path; use the same name, or leave it out"
         )));
     }
+    body.job.refuse_id().map_err(|problem| problem.at("job"))?;
     let kind = server.client.check_job(body.job.kind(), body.job.payload()).await?;
     let job = body.job.into_job(&defaults_of(kind.as_deref()))?;
     let mut schedule = NewSchedule::new(&name, body.cron, job);

@@ -9,11 +9,12 @@ use axum::Json;
 use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tracing::{Instrument, Span};
 use utoipa::ToSchema;
+use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
@@ -44,6 +45,12 @@ pub(super) struct NewJobBody {
     /// it.
     #[schema(value_type = serde_json::Value)]
     pub(super) payload: Box<RawValue>,
+    /// The id of the job: a UUID v7 whose time is within a day of the server's clock. A second request with the same id
+    /// returns the first job, unchanged, whatever else it contains. So a request whose response was lost can be
+    /// repeated. If absent, the server chooses one. Only `POST /jobs` and `POST /jobs/batch` accept it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Uuid>)]
+    pub(super) id: Option<String>,
     /// 3 by default, unless the kind sets a default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 32767)]
@@ -161,6 +168,7 @@ impl NewJobBody {
         NewJobBody {
             kind: kind.into(),
             payload: RawValue::NULL.to_owned(),
+            id: None,
             max_attempts: None,
             idempotency_key: None,
             queue: None,
@@ -210,6 +218,9 @@ impl NewJobBody {
     pub(super) fn into_job(self, defaults: &Defaults) -> ApiResult<NewJob> {
         check_size(&self.payload)?;
         let mut job = NewJob::from_json(self.kind, self.payload.get());
+        if let Some(id) = &self.id {
+            job = job.id_as_key(parse_id(id)?);
+        }
         if let Some(queue) = self.queue.or_else(|| defaults.queue.clone()) {
             job = job.queue(queue);
         }
@@ -279,6 +290,16 @@ impl NewJobBody {
         Ok((job, span))
     }
 
+    /// Refuses an id where it would have no use.
+    pub(super) fn refuse_id(&self) -> ApiResult<()> {
+        match self.id {
+            Some(_) => Err(Problem::validation(
+                "id: only POST /jobs and POST /jobs/batch accept an id; leave it out",
+            )),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn kind(&self) -> &str {
         &self.kind
     }
@@ -308,6 +329,28 @@ pub(super) fn check_size(payload: &RawValue) -> ApiResult<()> {
     } else {
         Ok(())
     }
+}
+
+/// How far the time of an id may be from the server's clock.
+const MAX_ID_SKEW: TimeDelta = TimeDelta::days(1);
+
+/// Parses an id that a client chose. Jobs are listed by id and found by the time in it, so the time must be about that of
+/// the request.
+fn parse_id(text: &str) -> ApiResult<JobId> {
+    let refuse = |reason: &str| {
+        let text = &text[..text.floor_char_boundary(100)];
+        Err(Problem::validation(format!("id: `{text}` {reason}")))
+    };
+    let Ok(id) = Uuid::parse_str(text) else { return refuse("is not a UUID; use a new UUID v7") };
+    let created_at = JobId(id).created_at().filter(|_| id.get_version_num() == 7);
+    let Some(created_at) = created_at else { return refuse("is not a UUID v7; use a new one") };
+    if (Utc::now() - created_at).abs() > MAX_ID_SKEW {
+        return refuse(
+            "has a time that is more than a day from the server's clock; check the clock, and use an idempotency_key \
+             to repeat a request after such a long time",
+        );
+    }
+    Ok(JobId(id))
 }
 
 /// When the job is due, from the two fields that can set it.
@@ -347,7 +390,7 @@ pub(super) fn parse_when(
         (status = 201, description = "The job was created.", body = JobSchema,
          headers(("Location" = String, description = "The path of the job."),
                  ("Enqueued-As" = String, description = "`created`."))),
-        (status = 200, description = "A job with this key already existed. It is unchanged or replaced, depending on `unique_mode`.",
+        (status = 200, description = "A job with this id or key already existed. It is unchanged or replaced, depending on `unique_mode`.",
          body = JobSchema,
          headers(("Location" = String, description = "The path of the job."),
                  ("Enqueued-As" = String, description = "`existing`, or `replaced` if the job has the new contents."))),

@@ -20,12 +20,20 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, Outcome, Status};
 use crate::lifecycle::{self, Event, FAR_FUTURE, Interruption, Recovery, Transition};
-use crate::store::{Ahead, GroupRecord, QueueRecord, StepState, SweepScope, Tallied, WorkerRecord};
+use crate::store::{
+    Ahead, GroupRecord, HistoryFilter, QueueRecord, StepState, SweepScope, Tallied, WorkerRecord,
+};
 
 /// The maximum number of jobs ahead that are counted.
 const MAX_AHEAD: u32 = 10_000;
 /// Estimates are based on the jobs that ended within this time.
 const ESTIMATE_WINDOW: chrono::Duration = chrono::Duration::minutes(10);
+/// If no job ended within this time, there is no estimate: what ran before says nothing about now.
+const MAX_IDLE: chrono::Duration = chrono::Duration::minutes(5);
+/// For how long back the last end of a job is looked for.
+const IDLE_WINDOW: chrono::Duration = chrono::Duration::hours(1);
+/// A job that is due for less than this does not wait for long.
+const NOTEWORTHY_WAIT: chrono::Duration = chrono::Duration::minutes(1);
 
 /// Why a job is or is not running.
 #[derive(Debug, Serialize, ToSchema)]
@@ -34,8 +42,10 @@ pub(crate) struct Explanation {
     #[schema(value_type = StatusSchema)]
     status: Status,
     pub(crate) reason: Reason,
-    /// The reason as text, with what would change it.
+    /// The reason as text, with what would change it. If several reasons apply, it names all of them.
     pub(crate) message: String,
+    /// All reasons that apply, one by one; the first is `reason`.
+    pub(crate) causes: Vec<Cause>,
     /// When the job is due; null if it is due now.
     #[schema(required)]
     due_at: Option<DateTime<Utc>>,
@@ -44,9 +54,38 @@ pub(crate) struct Explanation {
     #[schema(required)]
     pub(crate) ahead: Option<u32>,
     /// The estimated seconds until it starts, based on the last ten minutes. Null if
-    /// no job ended in that time, or if an operator has to act first.
+    /// no job ended in the last five minutes, or if an operator has to act first.
     #[schema(required)]
     pub(crate) estimated_seconds: Option<f64>,
+}
+
+/// One reason why a job does not run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = ExplanationCause)]
+pub(crate) struct Cause {
+    pub(crate) reason: Reason,
+    /// The reason as text.
+    pub(crate) message: String,
+    /// What an operator can do about it; null if nothing has to be done.
+    #[schema(required)]
+    pub(crate) remedy: Option<String>,
+}
+
+impl Cause {
+    fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Cause { reason, message: message.into(), remedy: None }
+    }
+
+    fn remedy(self, remedy: impl Into<String>) -> Self {
+        Cause { remedy: Some(remedy.into()), ..self }
+    }
+
+    fn text(&self) -> String {
+        match &self.remedy {
+            Some(remedy) => format!("{}; {remedy}", self.message),
+            None => self.message.clone(),
+        }
+    }
 }
 
 /// The reasons, in the order in which they are checked.
@@ -117,20 +156,30 @@ pub(super) async fn explain(
 pub(crate) async fn explain_job(client: &Client, job: &JobRecord) -> Result<Explanation> {
     match job.status {
         Status::Succeeded | Status::FailedPermanent | Status::Cancelled => {
-            let message = format!("it ended as {}; retry it to run it again", job.status);
-            Ok(explanation(job, Reason::Finished, message))
+            let cause = Cause::new(Reason::Finished, format!("it ended as {}", job.status));
+            Ok(explanation(job, vec![cause.remedy("retry it to run it again")]))
         }
         Status::Running => explain_running(client, job).await,
         Status::Queued | Status::Retrying => explain_waiting(client, job).await,
     }
 }
 
-fn explanation(job: &JobRecord, reason: Reason, message: String) -> Explanation {
+#[cfg(all(test, feature = "dashboard"))]
+impl Explanation {
+    pub(crate) fn of_causes(job: &JobRecord, causes: Vec<Cause>) -> Self {
+        explanation(job, causes)
+    }
+}
+
+/// `causes` has at least one.
+fn explanation(job: &JobRecord, causes: Vec<Cause>) -> Explanation {
+    let texts: Vec<String> = causes.iter().map(Cause::text).collect();
     Explanation {
         job_id: job.id.0,
         status: job.status,
-        reason,
-        message,
+        reason: causes.first().map_or(Reason::WaitsItsTurn, |cause| cause.reason),
+        message: texts.join("; and "),
+        causes,
         due_at: None,
         ahead: None,
         estimated_seconds: None,
@@ -144,21 +193,17 @@ async fn explain_running(client: &Client, job: &JobRecord) -> Result<Explanation
     let holder = job.locked_by.map(|worker| worker.to_string()).unwrap_or_default();
     let record = workers.iter().find(|worker| Some(worker.id) == job.locked_by);
     if let Some(lost) = lost_reason(record) {
-        let message = format!(
-            "its worker {holder} {lost}; {}; `longshore sweep` or `POST /sweep` runs one now",
-            sweep_effect(client, job, record).await?
-        );
-        return Ok(explanation(job, Reason::WorkerLost, message));
+        let effect = sweep_effect(client, job, record).await?;
+        let cause = Cause::new(Reason::WorkerLost, format!("its worker {holder} {lost}; {effect}"))
+            .remedy("`longshore sweep` or `POST /sweep` runs one now");
+        return Ok(explanation(job, vec![cause]));
     }
-    Ok(if job.cancel_requested {
-        explanation(
-            job,
-            Reason::Stopping,
-            "its cancellation is requested, but its handler has not stopped yet".into(),
-        )
+    let cause = if job.cancel_requested {
+        Cause::new(Reason::Stopping, "its cancellation is requested, but its handler has not stopped yet")
     } else {
-        explanation(job, Reason::Running, format!("it is running on worker {holder}"))
-    })
+        Cause::new(Reason::Running, format!("it is running on worker {holder}"))
+    };
+    Ok(explanation(job, vec![cause]))
 }
 
 /// How the worker was lost; `None` if it is alive.
@@ -213,28 +258,27 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
         Some(group) => client.group(&job.queue, group).await?,
         None => None,
     };
-    let needs_operator = needs_operator(job, queue, group.as_ref(), &workers, &eligible);
+    let mut causes = needs_operator(job, queue, group.as_ref(), &workers, &eligible);
     if let Some(message) = held(client, job).await? {
-        let also = needs_operator.map(|(_, message)| format!("; and {message}")).unwrap_or_default();
-        return Ok(explanation(job, Reason::WaitsForTasks, message + &also));
+        causes.insert(0, Cause::new(Reason::WaitsForTasks, message));
+        return Ok(explanation(job, causes));
     }
     // Reasons that an operator must fix come first, whether the job is due or not.
-    if let Some((reason, message)) = needs_operator {
-        let later = due_at.map(|at| format!("; and it is not due before {at}")).unwrap_or_default();
+    if !causes.is_empty() {
+        causes.extend(due_at.map(|at| Cause::new(not_due(job).reason, format!("it is not due before {at}"))));
         let ahead = ahead.map(|ahead| ahead.jobs);
-        return Ok(Explanation { due_at, ahead, ..explanation(job, reason, message + &later) });
+        return Ok(Explanation { due_at, ahead, ..explanation(job, causes) });
     }
-    if !is_due && let Some(message) = suspended(client, job).await? {
-        return Ok(Explanation { due_at, ..explanation(job, Reason::Suspended, message) });
+    if !is_due && let Some(cause) = suspended(client, job).await? {
+        return Ok(Explanation { due_at, ..explanation(job, vec![cause]) });
     }
     if !is_due {
-        let (reason, message) = not_due(job);
         let wait = (job.run_at - now).to_std().unwrap_or_default().as_secs_f64();
-        return Ok(Explanation {
-            due_at,
-            estimated_seconds: Some(wait),
-            ..explanation(job, reason, message)
-        });
+        let explained = explanation(job, vec![not_due(job)]);
+        let error = job.last_error.as_ref().filter(|_| job.status == Status::Retrying);
+        let error = error.map(|error| format!("; the last attempt ended with: {error}")).unwrap_or_default();
+        let message = format!("{}{error}", explained.message);
+        return Ok(Explanation { due_at, message, estimated_seconds: Some(wait), ..explained });
     }
 
     let first = ahead.unwrap_or(Ahead { jobs: 0, or_more: false });
@@ -273,7 +317,10 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
         }
         (reason, message, throughput.wait_for_turn(first.jobs))
     };
-    Ok(Explanation { ahead: Some(first.jobs), estimated_seconds, ..explanation(job, reason, message) })
+    let idle = throughput.idle_note(now).filter(|_| now - job.run_at >= NOTEWORTHY_WAIT);
+    let message = idle.map(|idle| format!("{message}; {idle}")).unwrap_or(message);
+    let explained = explanation(job, vec![Cause::new(reason, message)]);
+    Ok(Explanation { ahead: Some(first.jobs), estimated_seconds, ..explained })
 }
 
 /// The live workers that could run a job.
@@ -313,44 +360,31 @@ fn live_workers_of_queue<'w>(
     workers.iter().filter(is_live).filter(|worker| worker.claims_from(&job.queue))
 }
 
-/// The first reason that will not clear by itself, with a message that names all of
-/// them.
+/// The reasons that will not clear by themselves.
 fn needs_operator(
     job: &JobRecord,
     queue: Option<&QueueRecord>,
     group: Option<&GroupRecord>,
     workers: &[WorkerRecord],
     eligible: &EligibleWorkers<'_>,
-) -> Option<(Reason, String)> {
+) -> Vec<Cause> {
+    let paused = queue.filter(|queue| queue.paused).map(|QueueRecord { name, .. }| {
+        Cause::new(Reason::QueuePaused, format!("queue `{name}` is paused")).remedy(format!(
+            "resume it with `longshore queues resume {name}` or `POST /queues/{name}/resume`"
+        ))
+    });
     let paused_group = group.filter(|group| group.paused).map(|GroupRecord { queue, name, .. }| {
-        let message = format!(
-            "group `{name}` of queue `{queue}` is paused; resume it with `longshore groups resume {queue} {name}` or \
-             `PATCH /queues/{queue}/groups/{name}`"
-        );
-        (Reason::GroupPaused, message)
+        Cause::new(Reason::GroupPaused, format!("group `{name}` of queue `{queue}` is paused")).remedy(
+            format!(
+                "resume it with `longshore groups resume {queue} {name}` or `PATCH /queues/{queue}/groups/{name}`"
+            ),
+        )
     });
-    let paused = queue.filter(|queue| queue.paused).map(|queue| {
-        let name = &queue.name;
-        let message = format!(
-            "queue `{name}` is paused; resume it with `longshore queues resume {name}` or \
-             `POST /queues/{name}/resume`"
-        );
-        (Reason::QueuePaused, message)
-    });
-    let paused = paused.or(paused_group);
-    match (paused, no_worker(job, workers, eligible)) {
-        (Some((reason, paused)), Some((_, no_worker))) => {
-            Some((reason, format!("{paused}; and {no_worker}")))
-        }
-        (paused, no_worker) => paused.or(no_worker),
-    }
+    let no_worker = no_worker(job, workers, eligible);
+    paused.into_iter().chain(paused_group).chain(no_worker).collect()
 }
 
-fn no_worker(
-    job: &JobRecord,
-    workers: &[WorkerRecord],
-    eligible: &EligibleWorkers<'_>,
-) -> Option<(Reason, String)> {
+fn no_worker(job: &JobRecord, workers: &[WorkerRecord], eligible: &EligibleWorkers<'_>) -> Option<Cause> {
     if !eligible.0.is_empty() {
         return None;
     }
@@ -358,17 +392,17 @@ fn no_worker(
     // A server that only does upkeep registers as a worker without kinds.
     let takes_some = |worker: &WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| !kinds.is_empty());
     Some(if live_workers_of_queue(job, workers).any(takes_some) {
-        let message = format!(
-            "no live worker of queue `{queue}` handles kind `{kind}`; start one that does: `longshore worker \
-             --queues {queue}` for a built-in kind, or your own program for another kind"
-        );
-        (Reason::NoWorkerForKind, message)
+        let message = format!("no live worker of queue `{queue}` handles kind `{kind}`");
+        Cause::new(Reason::NoWorkerForKind, message).remedy(format!(
+            "start one that does: `longshore worker --queues {queue}` for a built-in kind, or your own program \
+             for another kind"
+        ))
     } else {
-        let message = format!(
-            "no live worker takes jobs from queue `{queue}`; start one with `longshore worker --queues {queue}`, \
-             or start your own program if `{kind}` is not a built-in kind"
-        );
-        (Reason::NoWorkerForQueue, message)
+        let message = format!("no live worker takes jobs from queue `{queue}`");
+        Cause::new(Reason::NoWorkerForQueue, message).remedy(format!(
+            "start one with `longshore worker --queues {queue}`, or start your own program if `{kind}` is not a \
+             built-in kind"
+        ))
     })
 }
 
@@ -416,7 +450,7 @@ async fn named_flow(client: &Client, flow: FlowId) -> Result<String> {
 }
 
 /// What a suspended job waits for.
-async fn suspended(client: &Client, job: &JobRecord) -> Result<Option<String>> {
+async fn suspended(client: &Client, job: &JobRecord) -> Result<Option<Cause>> {
     // Only a job that was leased before can be suspended.
     if job.lease_no == 0 {
         return Ok(None);
@@ -452,7 +486,8 @@ async fn suspended(client: &Client, job: &JobRecord) -> Result<Option<String>> {
     } else {
         "an event is emitted with `longshore events emit NAME`, `POST /events` or `Client::emit`".to_owned()
     };
-    Ok(Some(format!("it waits {}; {remedy}", reasons.join(" and "))))
+    let message = format!("it waits {}", reasons.join(" and "));
+    Ok(Some(Cause::new(Reason::Suspended, message).remedy(remedy)))
 }
 
 async fn children(client: &Client, job: &JobRecord) -> Result<String> {
@@ -463,20 +498,13 @@ async fn children(client: &Client, job: &JobRecord) -> Result<String> {
     })
 }
 
-fn not_due(job: &JobRecord) -> (Reason, String) {
+fn not_due(job: &JobRecord) -> Cause {
     let at = job.run_at;
-    match (job.status, &job.last_error) {
-        (Status::Retrying, Some(error)) => {
-            let message = format!(
-                "its next attempt is due at {at}; retry it to run it now; the last attempt ended with: {error}"
-            );
-            (Reason::WaitsForRetry, message)
-        }
-        (Status::Retrying, None) => {
-            (Reason::WaitsForRetry, format!("its next attempt is due at {at}; retry it to run it now"))
-        }
-        _ => (Reason::NotDue, format!("it is due at {at}; retry it to run it now")),
-    }
+    let cause = match job.status {
+        Status::Retrying => Cause::new(Reason::WaitsForRetry, format!("its next attempt is due at {at}")),
+        _ => Cause::new(Reason::NotDue, format!("it is due at {at}")),
+    };
+    cause.remedy("retry it to run it now")
 }
 
 /// The limit of the queue and a message, if the queue is at its limit.
@@ -588,6 +616,11 @@ struct Throughput {
     seconds: f64,
     /// Their total run time.
     ran_seconds: f64,
+    /// Whether none of them ended in the last minutes.
+    is_idle: bool,
+    /// When the last job of the queue ended, also one that does not share workers with this job,
+    /// rounded up to a minute.
+    last_end: Option<DateTime<Utc>>,
 }
 
 impl Throughput {
@@ -597,32 +630,48 @@ impl Throughput {
         kinds: Option<&[String]>,
         now: DateTime<Utc>,
     ) -> Result<Self> {
-        let tallied = client.tallied(now - ESTIMATE_WINDOW).await?;
+        let history = HistoryFilter {
+            queues: Some(vec![job.queue.clone()]),
+            ..HistoryFilter::since(now - IDLE_WINDOW)
+        };
+        let tallied = client.history_of_ends(&history).await?;
         // A job that was cancelled while it waited took no slot.
         let shares = |tally: &&Tallied| {
-            tally.queue == job.queue
-                && tally.outcome != Outcome::Cancelled
-                && kinds.is_none_or(|kinds| kinds.contains(&tally.kind))
+            tally.outcome != Outcome::Cancelled && kinds.is_none_or(|kinds| kinds.contains(&tally.kind))
         };
-        let shared: Vec<&Tallied> = tallied.iter().filter(shares).collect();
+        let end = |tally: &Tallied| (tally.minute + chrono::Duration::minutes(1)).min(now);
+        let is_recent = |tally: &&Tallied| end(tally) > now - ESTIMATE_WINDOW;
+        let last_end = tallied.iter().filter(|tally| tally.outcome != Outcome::Cancelled).map(end).max();
+        let shared: Vec<&Tallied> = tallied.iter().filter(shares).filter(is_recent).collect();
         let oldest = shared.iter().map(|tally| tally.minute).min().unwrap_or(now);
         let runs = shared.iter().flat_map(|tally| &tally.run_ms);
         Ok(Throughput {
             ended: shared.iter().map(|tally| tally.jobs).sum(),
             seconds: (now - oldest).to_std().unwrap_or_default().as_secs_f64().max(1.0),
             ran_seconds: runs.map(|(ms, jobs)| ms * *jobs as f64).sum::<f64>() / 1000.0,
+            is_idle: shared.iter().all(|tally| end(tally) <= now - MAX_IDLE),
+            last_end,
         })
+    }
+
+    /// For how long nothing has ended, if that is long.
+    fn idle_note(&self, now: DateTime<Utc>) -> Option<String> {
+        match self.last_end {
+            Some(at) if now - at < MAX_IDLE => None,
+            Some(at) => Some(format!("nothing of this queue has ended for {} min", (now - at).num_minutes())),
+            None => Some("nothing of this queue has ended in the last hour".into()),
+        }
     }
 
     /// The wait while slots are free: jobs start as fast as they ended recently.
     fn wait_for_turn(&self, ahead: u32) -> Option<f64> {
-        (self.ended > 0).then(|| f64::from(ahead) * self.seconds / self.ended as f64)
+        (!self.is_idle).then(|| f64::from(ahead) * self.seconds / self.ended as f64)
     }
 
     /// The wait while all slots are taken: a slot becomes free whenever a job ends, so
     /// this follows from the average run time.
     fn wait_for_slot(&self, ahead: u32, slots: u64) -> Option<f64> {
         let each = self.ran_seconds / self.ended as f64 / slots.max(1) as f64;
-        (self.ended > 0).then(|| (f64::from(ahead) + 1.0) * each)
+        (!self.is_idle).then(|| (f64::from(ahead) + 1.0) * each)
     }
 }

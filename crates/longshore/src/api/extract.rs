@@ -37,6 +37,19 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
+/// As [`Body`], as large as a batch.
+pub(super) struct LargeBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for LargeBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> ApiResult<Self> {
+        expect_content_type(request.headers(), &["application/json"])?;
+        let bytes = read_body(request, MAX_BATCH_BODY).await?;
+        parse_object(Subject::Body, &bytes).map(LargeBody)
+    }
+}
+
 /// As [`Body`], but an absent body means the defaults.
 pub(super) struct OptionalBody<T>(pub(super) T);
 

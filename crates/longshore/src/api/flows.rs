@@ -31,6 +31,7 @@ use crate::job::{FlowId, JobId};
 use crate::store::{FlowFilter, FlowRecord, NewFlow, NewMember, PutFlow};
 
 use body::{AddJobsBody, NewFlowBody};
+pub(super) use body::{FlowJobBody, new_jobs};
 
 /// The maximum number of tasks per page.
 const MAX_TASKS: u32 = 1000;

@@ -12,9 +12,10 @@ use super::auth::Caller;
 use super::extract::{Body, GroupPath, NamePath, Query, clamped, refuse_nul};
 use super::operate::queue;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
-use super::schemas::{AnyInteger, GroupSchema, QueueSchema, RateSchema};
+use super::schemas::{AnyInteger, FoundGroupSchema, GroupSchema, QueueSchema, RateSchema};
 use super::url_parameters::encoded;
-use crate::store::{GroupChange, GroupRecord, QueueRecord};
+use crate::enqueue::check_name;
+use crate::store::{FoundGroup, GroupChange, GroupRecord, QueueRecord};
 use crate::turns::Rate;
 
 /// The maximum number of groups per page.
@@ -31,6 +32,45 @@ pub(super) struct GroupsQuery {
     #[serde(default, deserialize_with = "clamped")]
     #[param(inline, value_type = Option<AnyInteger>)]
     limit: Option<i64>,
+}
+
+/// Which groups to find.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct FindGroupsQuery {
+    /// A part of the name. The case of ASCII letters does not matter.
+    #[param(example = "acme", min_length = 1, max_length = 128)]
+    name: String,
+    /// The maximum number of groups, 1 to 1000; 20 by default. Values outside are clamped.
+    #[serde(default, deserialize_with = "clamped")]
+    #[param(inline, value_type = Option<AnyInteger>)]
+    limit: Option<i64>,
+}
+
+/// Finds groups of all queues by a part of their name: first the one with exactly this name, then shorter
+/// names. If very many groups have waiting jobs, only the first 2,000 of them are searched, and the one with
+/// exactly this name.
+#[utoipa::path(
+    get,
+    path = "/groups",
+    operation_id = "find_groups",
+    tag = "queues",
+    params(FindGroupsQuery),
+    responses(
+        (status = 200, description = "The groups.", body = Vec<FoundGroupSchema>),
+        (status = 400, description = "The name is empty or too long.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn find(
+    State(server): State<Server>,
+    caller: Caller,
+    Query(query): Query<FindGroupsQuery>,
+) -> ApiResult<Json<Vec<FoundGroup>>> {
+    refuse_nul([Some(query.name.as_str())])?;
+    check_name("name", &query.name).map_err(Problem::in_url)?;
+    let limit = query.limit.map_or(20, |limit| limit.clamp(1, MAX_PAGE.into()) as u32);
+    Ok(Json(server.client.find_groups(&query.name, caller.queues(), limit).await?))
 }
 
 /// Lists the groups of a queue that have settings, waiting jobs or running jobs, sorted by name.

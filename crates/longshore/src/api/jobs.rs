@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::enqueue::{check_size, parse_when};
-use super::extract::{Body, JobIdPath, OptionalBody, Query, clamped, nullable, refuse_nul};
+use super::extract::{Body, JobIdPath, OptionalBody, Query, clamped, duration, nullable, refuse_nul};
 use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{JobSchema, StatusSchema};
 use crate::client::Cancelled;
@@ -23,15 +23,31 @@ use crate::enqueue::Edit;
 use crate::job::{JobId, JobRecord, Status};
 use crate::store::{ListFilter, Page, Payloads};
 
+/// How to return a job.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct GetQuery {
+    /// How long to wait for the end of the job, up to 20; 0 by default.
+    #[param(minimum = 0, maximum = 20)]
+    wait_seconds: Option<f64>,
+}
+
 /// Returns a job, including the attempts that did not succeed.
+///
+/// With `wait_seconds`, the response comes when the job has ended, or as it is when the time is up.
 #[utoipa::path(
     get,
     path = "/jobs/{id}",
     operation_id = "get_job",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
+    params(
+        ("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it."),
+        GetQuery,
+    ),
     responses(
         (status = 200, description = "The job.", body = JobSchema),
+        (status = 400, description = "A parameter is invalid.", body = ProblemBody),
         (status = 404, description = "There is no such job, or it is no longer kept.", body = ProblemBody),
     ),
 )]
@@ -39,12 +55,33 @@ pub(super) async fn get(
     State(server): State<Server>,
     caller: Caller,
     JobIdPath(id): JobIdPath,
+    Query(query): Query<GetQuery>,
 ) -> ApiResult<Json<JobRecord>> {
+    let wait = duration("wait_seconds", query.wait_seconds.unwrap_or(0.0))
+        .map_err(|problem| Problem::bad_request(problem.message()))?;
+    if wait > MAX_WAIT {
+        return Err(Problem::bad_request("wait_seconds: out of range; use 0 to 20, and repeat the request"));
+    }
+    let wait = wait.min(server.max_wait());
+    // Listen before reading: an end between the two would otherwise be missed.
+    let ended = (!wait.is_zero()).then(|| server.listen_for_end(id));
+    let until = tokio::time::Instant::now() + wait;
     let job = server.client.get(id).await?;
+    caller.may_access(&job.queue)?;
+    let Some(ended) = ended.filter(|_| !job.status.has_ended()) else { return Ok(Json(job)) };
+    tokio::select! {
+        () = ended.ended() => {}
+        () = tokio::time::sleep_until(until) => {}
+        () = server.stopping() => {}
+    }
+    let job = server.client.get(id).await?;
+    // Its queue may have changed with its contents.
     caller.may_access(&job.queue)?;
     Ok(Json(job))
 }
 
+/// The longest wait for the end of a job.
+const MAX_WAIT: std::time::Duration = std::time::Duration::from_secs(20);
 /// The maximum number of jobs that a pattern returns.
 const MAX_FOUND: u32 = 20;
 

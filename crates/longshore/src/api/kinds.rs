@@ -126,20 +126,29 @@ pub(super) async fn put(
     Body(body): Body<NewKindBody>,
 ) -> ApiResult<Json<KindBody>> {
     caller.may_use_all()?;
-    if let Some(schema) = &body.schema {
-        JsonSchema::compile(schema.get())
-            .map_err(|error| Problem::validation(format!("schema: {}", truncated(&error))))?;
-    }
-    if let Some(defaults) = &body.defaults {
-        let Object(read) = serde_json::from_str::<Object<Defaults>>(defaults.get())
-            .map_err(|error| Problem::validation(format!("defaults: {error}")))?;
-        read.check(&name)?;
-    }
+    check_kind(&name, body.schema.as_deref(), body.defaults.as_deref())?;
     let kind = NewKind { name: name.clone(), schema: body.schema, defaults: body.defaults };
     server.client.put_kinds(&[kind]).await?;
     let stored = server.client.kinds().await?.into_iter().find(|kind| kind.name == name);
     let removed = || Problem::new(Slug::Conflict, format!("kind `{name}` was removed at the same time"));
     Ok(Json(stored.ok_or_else(removed)?.into()))
+}
+
+/// Checks the schema and the defaults of a kind. Returns the defaults.
+pub(super) fn check_kind(
+    name: &str,
+    schema: Option<&RawValue>,
+    defaults: Option<&RawValue>,
+) -> ApiResult<Option<Defaults>> {
+    if let Some(schema) = schema {
+        JsonSchema::compile(schema.get())
+            .map_err(|error| Problem::validation(format!("schema: {}", truncated(&error))))?;
+    }
+    let Some(defaults) = defaults else { return Ok(None) };
+    let Object(read) = serde_json::from_str::<Object<Defaults>>(defaults.get())
+        .map_err(|error| Problem::validation(format!("defaults: {error}")))?;
+    read.check(name)?;
+    Ok(Some(read))
 }
 
 /// Removes a kind. Its jobs stay.

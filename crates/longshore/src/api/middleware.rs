@@ -211,9 +211,11 @@ fn check_origin(request: &Request) -> ApiResult<()> {
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let headers = request.headers();
     let value = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    // Requests over HTTP/2 name the host in the URL.
+    let own = request.uri().authority().map(|authority| authority.as_str()).or_else(|| value(header::HOST));
     let is_foreign = value(header::ORIGIN).is_some_and(|origin| {
         let site = origin.split_once("://").map(|(_, site)| site);
-        site.is_none() || site != value(header::HOST)
+        site.is_none() || site != own
     });
     if is_safe || !is_foreign {
         Ok(())

@@ -41,6 +41,7 @@ mod failures;
 mod flows;
 mod groups;
 mod health;
+mod job_ends;
 mod jobs;
 mod kinds;
 mod leases;
@@ -54,16 +55,16 @@ mod request_metrics;
 pub(crate) mod route_table;
 mod schemas;
 mod serve;
-mod session;
+pub(crate) mod session;
 mod start_page;
 pub(crate) mod stats;
 mod steps;
 #[cfg(feature = "swagger")]
 mod swagger;
+mod timed_stream;
 mod token_lookup;
 mod tokens;
 pub(crate) mod url_parameters;
-mod write_timeout;
 
 #[cfg(feature = "dashboard")]
 pub use crate::dashboard::Dashboard;
@@ -228,6 +229,7 @@ impl Api {
             sessions: leases::Sessions::default(),
             hub: events::Hub::default(),
             kinds: attempt_metrics::KnownKinds::default(),
+            job_ends: job_ends::JobEnds::default(),
             guard,
             limiter,
             sweep: self.sweep,
@@ -246,6 +248,15 @@ impl Api {
             .method_not_allowed_fallback(middleware::method_not_allowed)
             .with_state(server)
             .layer(layer)
+    }
+
+    /// The page at `/`. It sends browsers to the dashboard, which asks for a token if it needs one.
+    fn redirecting(&self, page: axum::routing::MethodRouter<Server>) -> axum::routing::MethodRouter<Server> {
+        #[cfg(feature = "dashboard")]
+        if let Some(dashboard) = &self.dashboard {
+            return crate::dashboard::redirect_browsers(page, dashboard);
+        }
+        page
     }
 
     /// Every route, under the scope that it requires.
@@ -281,6 +292,7 @@ impl Api {
                     routes!(steps::get),
                     routes!(steps::steps),
                     routes!(operate::queues),
+                    routes!(groups::find),
                     routes!(groups::list),
                     routes!(groups::get),
                     routes!(operate::workers),
@@ -334,13 +346,20 @@ impl Api {
                     routes!(leases::save_steps),
                     routes!(leases::journal),
                     routes!(leases::wait),
+                    routes!(leases::inputs),
+                    routes!(leases::spawn),
+                    routes!(leases::join),
                     routes!(leases::sign_off),
                 ],
             );
-        let documentation = openapi::routes().into_iter().chain([routes!(start_page::start_page)]);
+        let (schemas, paths, start_page) = routes!(start_page::start_page);
         table = match scope(Public::Docs) {
-            Some(scope) => table.scoped(scope, documentation),
-            None => table.public(documentation),
+            Some(scope) => table.scoped(scope, openapi::routes()).scoped_within(
+                scope,
+                [(schemas, paths, start_page)],
+                |page| self.redirecting(page),
+            ),
+            None => table.public(openapi::routes()).public([(schemas, paths, self.redirecting(start_page))]),
         };
         #[cfg(feature = "dashboard")]
         if let Some(dashboard) = &self.dashboard {
@@ -367,6 +386,7 @@ pub(crate) struct Shared {
     sessions: leases::Sessions,
     hub: events::Hub,
     kinds: attempt_metrics::KnownKinds,
+    job_ends: job_ends::JobEnds,
     pub(crate) guard: Arc<Guard>,
     limiter: Arc<admission::Limiter>,
     sweep: SweepOptions,
@@ -377,7 +397,16 @@ pub(crate) struct Shared {
     pub(crate) dashboard: Option<crate::dashboard::State>,
 }
 
+/// The longest time that a call waits for work or for the end of a job.
+const MAX_WAIT: Duration = Duration::from_secs(20);
+
 impl Server {
+    /// The longest time that a call of this server waits. It leaves enough of the request timeout for the
+    /// statements of the call.
+    fn max_wait(&self) -> Duration {
+        MAX_WAIT.min(self.timeout * 2 / 3)
+    }
+
     /// Waits until the server starts to stop.
     async fn stopping(&self) {
         reached_end(self.ending.clone()).await;

@@ -165,8 +165,13 @@ impl Problem {
         self
     }
 
-    pub(super) fn slug(&self) -> Slug {
+    pub(crate) fn slug(&self) -> Slug {
         self.slug
+    }
+
+    /// Whether the server or its database failed, so that the same request may succeed later.
+    pub(super) fn is_servers_fault(&self) -> bool {
+        self.slug.status().is_server_error()
     }
 
     pub(super) fn message(&self) -> &str {

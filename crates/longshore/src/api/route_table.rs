@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use axum::routing::MethodRouter;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::SecurityRequirement;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
@@ -33,11 +34,21 @@ impl RouteTable {
         scope: Scope,
         routes: impl IntoIterator<Item = UtoipaMethodRouter<Server>>,
     ) -> Self {
+        self.scoped_within(scope, routes, |methods| methods)
+    }
+
+    /// As [`scoped`](Self::scoped). `around` adds what also applies to requests that the scope check refuses.
+    pub(super) fn scoped_within(
+        self,
+        scope: Scope,
+        routes: impl IntoIterator<Item = UtoipaMethodRouter<Server>>,
+        around: impl Fn(MethodRouter<Server>) -> MethodRouter<Server>,
+    ) -> Self {
         let mut group = OpenApiRouter::new();
         for (schemas, paths, methods) in routes {
             let parameters = UrlParameters::of(&paths);
             let guarded = methods.layer(RequireScope { guard: self.guard.clone(), scope, parameters });
-            group = group.routes((schemas, paths, guarded));
+            group = group.routes((schemas, paths, around(guarded)));
         }
         for operation in operations(group.get_openapi_mut()) {
             let token = SecurityRequirement::new(TOKEN, [scope.as_str()]);
@@ -67,8 +78,8 @@ impl RouteTable {
         self,
         path: &str,
         scope: Option<Scope>,
-        page: axum::routing::MethodRouter<Server>,
-        around: impl FnOnce(axum::routing::MethodRouter<Server>) -> axum::routing::MethodRouter<Server>,
+        page: MethodRouter<Server>,
+        around: impl FnOnce(MethodRouter<Server>) -> MethodRouter<Server>,
     ) -> Self {
         let guarded = match scope {
             Some(scope) => {

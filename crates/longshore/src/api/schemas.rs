@@ -251,6 +251,8 @@ pub(super) struct QueueSchema {
     waiting_estimated: bool,
     /// How many jobs run.
     running: u64,
+    /// How many of its groups are paused, up to 1,000.
+    paused_groups: u64,
 }
 
 /// How often jobs may start, over all processes.
@@ -296,6 +298,27 @@ pub(super) struct GroupSchema {
     /// When the rate lets the next job start; null means now.
     #[schema(required)]
     next_start_at: Option<DateTime<Utc>>,
+}
+
+/// How a job ended.
+#[derive(ToSchema)]
+#[schema(as = Outcome, rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes what `Outcome` serialises to")]
+pub(super) enum OutcomeSchema {
+    Succeeded,
+    FailedPermanent,
+    Cancelled,
+}
+
+/// A group that a search by name found.
+#[derive(ToSchema)]
+#[schema(as = FoundGroup)]
+#[expect(dead_code, reason = "describes what `FoundGroup` serialises to")]
+pub(super) struct FoundGroupSchema {
+    queue: String,
+    name: String,
+    /// Whether the group is paused: none of its jobs are claimed.
+    paused: bool,
 }
 
 /// A flow: a graph of jobs.

@@ -9,14 +9,14 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::{Request, Response};
 use hyper::body::{Body as _, Incoming};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::TcpListener;
 use tower::Service;
 
 use super::connections::{Connection, Connections, Handling, ResponseBody};
 use super::refusals::{self, Refusal};
-use super::write_timeout::WriteTimeout;
+use super::timed_stream::{TimedOut, TimedStream, Timeouts};
 use crate::BoxFuture;
 
 /// Limits on connections.
@@ -27,9 +27,11 @@ pub struct Limits {
     /// most such connections, the one that has waited the longest. While all connections
     /// handle requests, further ones wait.
     pub connections: usize,
-    /// How long a client may take to send the headers of a request, including the time
-    /// between two requests; 10 s by default.
+    /// How long a client may take to send the headers of a request, from their first byte; 10 s by default.
     pub headers: Duration,
+    /// How long a connection may wait for the next request; 75 s by default, which is longer than clients and proxies
+    /// usually keep theirs.
+    pub idle: Duration,
     /// How long a client may stop reading a response; 30 s by default.
     pub reading: Duration,
     /// How long open requests may continue after `stop` completes; 5 s by
@@ -42,6 +44,7 @@ impl Default for Limits {
         Limits {
             connections: 1024,
             headers: Duration::from_secs(10),
+            idle: Duration::from_secs(75),
             reading: Duration::from_secs(30),
             grace: Duration::from_secs(5),
         }
@@ -77,7 +80,9 @@ async fn accept_until(listener: TcpListener, router: Router, limits: Limits, mut
     let connections = Connections::new(limits.connections);
     let open = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(limits.headers).max_buf_size(64 * 1024);
+    // The stream has the timeouts.
+    http.header_read_timeout(None).max_buf_size(64 * 1024);
+    let timeouts = Timeouts { idle: limits.idle, headers: limits.headers, reading: limits.reading };
     loop {
         let accepted = async {
             let accepted = listener.accept().await?;
@@ -101,13 +106,13 @@ async fn accept_until(listener: TcpListener, router: Router, limits: Limits, mut
         let _ = stream.set_nodelay(true);
         let opened = connections.add(address.ip(), slot);
         let connection = opened.connection().clone();
-        let stream = TokioIo::new(WriteTimeout::new(stream, limits.reading, connection.clone()));
+        let stream = TokioIo::new(TimedStream::new(stream, timeouts, connection.clone()));
         let service = service(router.clone(), connection.clone());
         let served = open.watch(http.serve_connection(stream, service));
         tokio::spawn(async move {
             tokio::select! {
                 ended = served => if let Err(error) = ended {
-                    report_error(&error, &connection);
+                    report_error(&error);
                 },
                 () = opened.closed() => {}
             }
@@ -140,12 +145,14 @@ fn service(
     })
 }
 
-fn report_error(error: &hyper::Error, connection: &Connection) {
+fn report_error(error: &hyper::Error) {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    if source.is_some_and(|source| source.kind() == std::io::ErrorKind::TimedOut) {
-        refusals::report(Refusal::NotReading);
-    } else if error.is_timeout() && connection.has_received() {
-        refusals::report(Refusal::HeaderTimeout);
+    let timed_out = source.and_then(|source| source.get_ref()?.downcast_ref::<TimedOut>());
+    match timed_out {
+        Some(TimedOut::Reading) => refusals::report(Refusal::NotReading),
+        Some(TimedOut::Headers) => refusals::report(Refusal::HeaderTimeout),
+        // An idle client is not at fault.
+        Some(TimedOut::Idle) | None => {}
     }
     tracing::debug!(%error, "a connection ended early");
 }

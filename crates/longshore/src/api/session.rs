@@ -1,5 +1,6 @@
 //! Sessions: a browser exchanges a token for a cookie, so that no page has to keep the token.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -90,14 +91,39 @@ pub(super) async fn log_in(
     if !server.guard.requires_tokens() {
         return Ok(Json(Session::of(&Caller::Anonymous, None)).into_response());
     }
-    let token = server.guard.find_token(body.token.trim()).await?;
+    let NewLogin { token, secret, expires_at } = begin(&server, &body.token).await?;
+    let mut response = Json(Session::of(&Caller::Token(token), Some(expires_at))).into_response();
+    set_cookie(&mut response, &headers, &secret, LASTS);
+    Ok(response)
+}
+
+/// A session that has just begun.
+struct NewLogin {
+    token: Arc<TokenRecord>,
+    secret: String,
+    expires_at: DateTime<Utc>,
+}
+
+async fn begin(server: &Server, token: &str) -> ApiResult<NewLogin> {
+    let token = server.guard.find_token(token.trim()).await?;
     server.guard.count_login(&token)?;
     // 244 random bits.
     let secret = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
     let session = NewSession { hash: hash_session(&secret), token: token.id, lasts: LASTS };
     let expires_at = server.client.create_session(&session).await?;
-    let mut response = Json(Session::of(&Caller::Token(token), Some(expires_at))).into_response();
-    set_cookie(&mut response, &headers, &secret, LASTS);
+    Ok(NewLogin { token, secret, expires_at })
+}
+
+/// Logs in, and adds the cookie to a response. For the form of the login page, which works without a script.
+#[cfg(feature = "dashboard")]
+pub(crate) async fn log_in_with(
+    server: &Server,
+    headers: &HeaderMap,
+    token: &str,
+    mut response: Response,
+) -> ApiResult<Response> {
+    let login = begin(server, token).await?;
+    set_cookie(&mut response, headers, &login.secret, LASTS);
     Ok(response)
 }
 

@@ -55,10 +55,6 @@ pub(super) async fn start_page(
 ) -> Response {
     // The router may be nested under a prefix.
     let prefix = uri.path().trim_end_matches('/');
-    #[cfg(feature = "dashboard")]
-    if let Some(redirect) = crate::dashboard::redirect_from_root(&server, prefix, &headers) {
-        return redirect;
-    }
     let page = start_page_of(&server, prefix);
     if wants_json(&headers) {
         return Json(page).into_response();

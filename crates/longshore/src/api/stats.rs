@@ -15,7 +15,7 @@ use super::extract::{Query, clamped};
 use super::problem::ApiResult;
 use super::schemas::CountSchema;
 use crate::job::Outcome;
-use crate::store::{Count, Measured, Tallied, What};
+use crate::store::{Count, Detail, HistoryFilter, Measured, Tallied, What, start_of};
 
 /// The longest time range of a request.
 const MAX_MINUTES: i64 = 7 * 24 * 60;
@@ -48,7 +48,7 @@ pub(super) struct Stats {
     /// What happened in each minute, oldest first. Minutes in which nothing happened are left
     /// out. Minutes that are some hours old may be combined into hours.
     series: Vec<MinuteStats>,
-    /// How long attempts ran, over the whole time range.
+    /// How long successful attempts ran, over the whole time range.
     run_seconds: Percentiles,
     /// How long jobs waited since they were due, over the whole time range.
     wait_seconds: Percentiles,
@@ -108,29 +108,43 @@ pub(super) async fn stats(
     let minutes = query.minutes.unwrap_or(60).clamp(1, MAX_MINUTES);
     let since = at - Duration::minutes(minutes);
     let mut counts = server.client.counts().await?;
-    let mut tallied = server.client.tallied(since).await?;
-    let mut recent = server.client.tallied(at - Duration::minutes(RATE_MINUTES)).await?;
-    let mut measured = server.client.measured(since).await?;
+    let history = HistoryFilter { since, ..history_of(&query) };
+    let recent = HistoryFilter { since: at - Duration::minutes(RATE_MINUTES), ..history_of(&query) };
+    let mut tallied = server.client.history_of_ends(&history).await?;
+    let mut recent = server.client.history_of_ends(&recent).await?;
+    let mut measured = server.client.history_of_measures(&history).await?;
     let matches = |filter: &Option<String>, value: &str| filter.as_ref().is_none_or(|filter| filter == value);
     counts.retain(|count| matches(&query.queue, &count.queue) && matches(&query.kind, &count.kind));
     for tallies in [&mut tallied, &mut recent] {
-        tallies.retain(|tally| matches(&query.queue, &tally.queue) && matches(&query.kind, &tally.kind));
+        tallies.retain(|tally| matches(&query.kind, &tally.kind));
     }
     measured.retain(|measure| match measure.what {
-        What::Waited | What::Failed => {
-            matches(&query.queue, &measure.queue) && matches(&query.kind, &measure.kind)
-        }
+        What::Waited | What::Failed => matches(&query.kind, &measure.kind),
         What::Depth | What::Overdue => true,
     });
     let all = Period { tallies: tallied.iter().collect(), measures: measured.iter().collect() };
     Ok(Json(Stats {
         at,
         counts,
-        run_seconds: all.run_seconds(|_| true),
+        run_seconds: all.run_seconds(),
         wait_seconds: all.wait_seconds(),
         series: series(&tallied, &measured, &query),
         per_second: rate(&recent, at),
     }))
+}
+
+/// The part of the history that a query needs, with no more detail than it needs.
+fn history_of(query: &StatsQuery) -> HistoryFilter {
+    HistoryFilter {
+        since: DateTime::UNIX_EPOCH,
+        // The depth of all queues together, which has an empty name, says whether a minute was sampled.
+        queues: query.queue.clone().map(|queue| vec![queue, String::new()]),
+        detail: match (&query.queue, &query.kind) {
+            (Some(_), _) => Detail::QueuesAndKinds,
+            (None, Some(_)) => Detail::Kinds,
+            (None, None) => Detail::Total,
+        },
+    }
 }
 
 /// What happened in one minute, or in the whole time range.
@@ -145,8 +159,8 @@ impl Period<'_> {
         self.tallies.iter().filter(|tally| tally.outcome == outcome).map(|tally| tally.jobs).sum()
     }
 
-    fn run_seconds(&self, counts: impl Fn(Outcome) -> bool) -> Percentiles {
-        run_seconds(self.tallies.iter().copied().filter(|tally| counts(tally.outcome)))
+    fn run_seconds(&self) -> Percentiles {
+        run_seconds(self.tallies.iter().copied())
     }
 
     fn measured(&self, what: What) -> impl Iterator<Item = &Measured> {
@@ -188,7 +202,7 @@ fn series(tallied: &[Tallied], measured: &[Measured], query: &StatsQuery) -> Vec
         failed_permanent: period.ended(Outcome::FailedPermanent),
         cancelled: period.ended(Outcome::Cancelled),
         failed_attempts: period.failed_attempts(),
-        run_seconds: period.run_seconds(|outcome| outcome == Outcome::Succeeded),
+        run_seconds: period.run_seconds(),
         wait_seconds: period.wait_seconds(),
         waiting: sample(&period, What::Depth),
         oldest_due_seconds: sample(&period, What::Overdue).map(|millis| millis as f64 / 1000.0),
@@ -196,16 +210,17 @@ fn series(tallied: &[Tallied], measured: &[Measured], query: &StatsQuery) -> Vec
     minutes.into_iter().map(point).collect()
 }
 
-/// Jobs that ended per second.
-pub(crate) fn rate(tallied: &[Tallied], at: DateTime<Utc>) -> f64 {
-    let since = at - Duration::minutes(RATE_MINUTES);
-    let ended: u64 = tallied.iter().filter(|tally| tally.minute >= since).map(|tally| tally.jobs).sum();
-    ended as f64 / (RATE_MINUTES * 60) as f64
+/// Jobs that ended per second in the last minutes, from the start of the first of them.
+pub(crate) fn rate<'a>(tallied: impl IntoIterator<Item = &'a Tallied>, at: DateTime<Utc>) -> f64 {
+    let since = start_of(60, at - Duration::minutes(RATE_MINUTES));
+    let ended: u64 = tallied.into_iter().filter(|tally| tally.minute >= since).map(|tally| tally.jobs).sum();
+    ended as f64 / (at - since).as_seconds_f64()
 }
 
-/// How long the attempts of these jobs ran.
+/// How long the successful attempts of these jobs ran. Jobs that were cancelled while they waited did not run.
 pub(crate) fn run_seconds<'a>(tallied: impl Iterator<Item = &'a Tallied>) -> Percentiles {
-    percentiles(tallied.flat_map(|tally| tally.run_ms.iter().copied()))
+    let succeeded = tallied.filter(|tally| tally.outcome == Outcome::Succeeded);
+    percentiles(succeeded.flat_map(|tally| tally.run_ms.iter().copied()))
 }
 
 /// Percentiles of a histogram: upper bounds in milliseconds, and numbers.

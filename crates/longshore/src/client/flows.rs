@@ -31,6 +31,13 @@ const RETRIED_MEMBERS: u32 = MAX_TASKS as u32;
 /// How often a retry waits until the changes of the flow have been followed.
 const MAX_RETRY_ROUNDS: u32 = 200;
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
+/// How often a join looks again if a child runs although the flow of the children has ended.
+#[cfg(any(feature = "api", feature = "worker"))]
+const MAX_JOIN_ROUNDS: u32 = 50;
+#[cfg(any(feature = "api", feature = "worker"))]
+const JOIN_PAUSE: Duration = Duration::from_millis(20);
+/// How many results are read at a time.
+const RESULTS: u32 = 1000;
 /// How many flows upkeep cancels at a time.
 const FLOWS: u32 = 100;
 /// The maximum number of members of one part of a flow.
@@ -44,6 +51,18 @@ pub struct CancelledFlow {
     pub cancelled: u64,
     /// How many running members were requested to stop.
     pub requested: u64,
+}
+
+/// How a join stands whose flow of children has ended.
+#[cfg(any(feature = "api", feature = "worker"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum JoinState {
+    /// All children have ended.
+    Ended,
+    /// A child runs again: the job waits.
+    Open,
+    /// A child was open a moment ago. Read the children again.
+    Again,
 }
 
 /// The result of retrying a flow.
@@ -390,17 +409,21 @@ impl Client {
 
     /// Returns all members of a flow with their results.
     pub async fn flow_results(&self, flow: FlowId) -> Result<Vec<ParentRecord>> {
-        const PAGE: u32 = 1000;
         let mut results = Vec::new();
         loop {
-            let page =
-                self.store.results(flow, results.last().map(|last: &ParentRecord| last.id), PAGE).await?;
-            let is_last = page.len() < PAGE as usize;
+            let after = results.last().map(|last: &ParentRecord| last.id);
+            let page = self.flow_results_after(flow, after).await?;
+            let is_last = page.len() < RESULTS as usize;
             results.extend(page);
             if is_last {
                 return Ok(results);
             }
         }
+    }
+
+    /// Returns some members of a flow with their results: those after this id, in the order of their ids.
+    pub async fn flow_results_after(&self, flow: FlowId, after: Option<JobId>) -> Result<Vec<ParentRecord>> {
+        self.store.results(flow, after, RESULTS).await
     }
 }
 
@@ -411,8 +434,32 @@ impl Client {
         self.store.awaited_flow(id).await
     }
 
+    /// How a join of these children stands. `record` is the flow of the children, `round` counts the calls.
+    #[cfg(any(feature = "api", feature = "worker"))]
+    pub(crate) async fn join_state(
+        &self,
+        record: &FlowRecord,
+        children: &[ParentRecord],
+        round: u32,
+    ) -> Result<JoinState> {
+        if children.iter().all(|child| child.outcome.is_some()) {
+            return Ok(JoinState::Ended);
+        }
+        if round == MAX_JOIN_ROUNDS {
+            return Ok(JoinState::Open);
+        }
+        // An operator may have retried a child a moment ago, and the flow may not have followed that yet.
+        tokio::time::sleep(JOIN_PAUSE).await;
+        self.advance_flows().await?;
+        let is_open = self.flow(record.id).await?.ended_at.is_none();
+        Ok(if is_open { JoinState::Open } else { JoinState::Again })
+    }
+
     /// Stores children of a running job.
-    #[cfg_attr(not(feature = "worker"), expect(dead_code, reason = "handlers spawn children"))]
+    #[cfg_attr(
+        not(any(feature = "api", feature = "worker")),
+        expect(dead_code, reason = "handlers and workers that call the API spawn children")
+    )]
     pub(crate) async fn spawn_children(&self, children: NewChildren) -> Result<Spawned> {
         check_name("name", &children.step)?;
         for (i, member) in children.members.iter().enumerate() {

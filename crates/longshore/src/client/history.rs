@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use super::Client;
 use crate::error::Result;
 use crate::job::Status;
-use crate::store::{Claimed, Count, Measured, NewMeasure, Store, What, bucket_of};
+use crate::store::{Claimed, Count, HistoryFilter, Measured, NewMeasure, Store, What, bucket_of};
 
 /// How long numbers are collected before they are stored.
 const COLLECTED_FOR: Duration = Duration::from_secs(10);
@@ -102,7 +102,12 @@ impl Client {
     /// What was measured since then: waiting times, failed attempts, depths of queues and ages of their oldest due
     /// jobs, by minute (older ones by hour), oldest first. It is kept for eight days.
     pub async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>> {
-        self.store.measured(since).await
+        self.history_of_measures(&HistoryFilter::since(since)).await
+    }
+
+    /// As [`measured`](Self::measured), for some queues or with less detail.
+    pub(crate) async fn history_of_measures(&self, filter: &HistoryFilter) -> Result<Vec<Measured>> {
+        self.store.measured(filter).await
     }
 }
 

@@ -10,8 +10,8 @@ use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::{
-    Ahead, Count, FailureFilter, FailureRecord, Glance, ListFilter, Page, QueueRecord, SweepScope, Tallied,
-    WorkerRecord,
+    Ahead, Count, FailureFilter, FailureRecord, Glance, HistoryFilter, ListFilter, Page, QueueRecord,
+    SweepScope, Tallied, WorkerRecord,
 };
 
 impl Client {
@@ -58,7 +58,12 @@ impl Client {
     /// Numbers of jobs that ended since then, by minute (older ones by hour), queue, kind
     /// and outcome, oldest first.
     pub async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
-        self.store.tallied(since).await
+        self.history_of_ends(&HistoryFilter::since(since)).await
+    }
+
+    /// As [`tallied`](Self::tallied), for some queues or with less detail.
+    pub(crate) async fn history_of_ends(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>> {
+        self.store.tallied(filter).await
     }
 
     /// Lists groups of failures, those with the newest failure first. What belongs to one group is decided by its

@@ -15,7 +15,7 @@ use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::json_schema::JsonSchema;
 use crate::nearest::nearest;
-use crate::store::{KindRecord, NewKind, Store};
+use crate::store::{ExistingKinds, KindRecord, NewKind, Store};
 
 /// How long the registered kinds are cached. A change made by another process takes
 /// effect within this time.
@@ -83,7 +83,12 @@ impl Client {
     /// # }).unwrap();
     /// ```
     pub async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {
-        self.store.put_kinds(kinds).await?;
+        self.store_kinds(kinds, ExistingKinds::Update).await
+    }
+
+    /// As [`put_kinds`](Self::put_kinds). `existing` says whether kinds that exist are updated.
+    pub(crate) async fn store_kinds(&self, kinds: &[NewKind], existing: ExistingKinds) -> Result<()> {
+        self.store.put_kinds(kinds, existing).await?;
         self.kind_rules.invalidate();
         Ok(())
     }

@@ -7,7 +7,6 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use serde_json::value::RawValue;
 
@@ -15,10 +14,10 @@ use super::Client;
 use super::settle::{Kept, Report};
 use crate::error::Result;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{Ending, State};
+use crate::lifecycle::State;
 use crate::store::{
-    Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, EventNotices, Fenced, Lease, NewWorker,
-    Registration, Wakeups,
+    Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, EventNotices, Fenced, Lease, LiveLease,
+    NewWorker, Registration, SavedWork, Wakeups,
 };
 
 #[doc(hidden)]
@@ -39,6 +38,12 @@ impl Client {
     /// lost and those to cancel.
     pub async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
         self.store.beat(worker, held).await
+    }
+
+    /// Sends a worker's heartbeat. Returns every live lease of the worker; `None` if it is
+    /// dead or unknown.
+    pub async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
+        self.store.beat_and_list(worker).await
     }
 
     /// The live leases of a worker whose jobs are to be cancelled.
@@ -128,13 +133,9 @@ impl Client {
             return Ok(0);
         }
         let claims = self.store.claims(leases).await?;
-        // The job was due when it was claimed, but its request may name a later time, if an operator
-        // ran it early.
-        let not_started =
-            |claimed: &Claimed| Ending::NotStarted { run_at: claimed.run_at().min(claimed.claimed_at()) };
         let report = |claimed| Report {
             claimed,
-            ending: not_started(claimed),
+            ending: claimed.not_started(),
             follow_ups: Vec::new(),
             has_progressed: false,
         };
@@ -143,23 +144,11 @@ impl Client {
         Ok(kept.into_iter().filter(|kept| *kept != Kept::LeaseLost).count())
     }
 
-    /// Releases the leases of a worker that are older than `min_age` and that it
-    /// does not list in `held`: the reply to their claim was lost. Returns how many.
-    /// With a `min_age` of zero, no claim of that worker may be in flight.
-    pub async fn release_unknown(
-        &self,
-        worker: WorkerId,
-        held: &[Lease],
-        min_age: Duration,
-    ) -> Result<usize> {
+    /// Releases the leases of a worker that it does not list in `held`: the reply to their claim was lost. No claim of
+    /// that worker may be in flight. Returns how many.
+    pub async fn release_unknown(&self, worker: WorkerId, held: &[Lease]) -> Result<usize> {
         let mut unknown = self.store.leases(worker).await?;
         unknown.retain(|lease| !held.contains(lease));
-        if !unknown.is_empty() && !min_age.is_zero() {
-            let newest = self.store.now().await? - min_age;
-            let claims = self.store.claims(&unknown).await?;
-            let old = claims.iter().flatten().filter(|claimed| claimed.claimed_at() <= newest);
-            unknown = old.map(Claimed::lease).collect();
-        }
         self.release(&unknown).await
     }
 
@@ -177,12 +166,23 @@ impl Client {
 
     /// Saves a job's checkpoint, which outlives the attempt.
     pub async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
-        self.store.save_checkpoint(lease, data).await
+        let saved = self.store.save_checkpoints(&[(*lease, data.to_owned())]).await?;
+        Ok(saved.first().copied().unwrap_or(Fenced::LeaseLost))
+    }
+
+    /// Saves the checkpoints of several jobs in one commit.
+    pub async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
+        self.store.save_checkpoints(checkpoints).await
     }
 
     /// The newest checkpoint of a job.
     pub async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
         self.store.checkpoint(id).await
+    }
+
+    /// What earlier attempts of jobs saved, with at most `max_bytes` of steps.
+    pub async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>> {
+        self.store.saved_work(ids, max_bytes).await
     }
 
     /// Whether this lease is live now.

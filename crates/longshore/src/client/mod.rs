@@ -48,12 +48,14 @@ pub use check::RepairMode;
 pub(crate) use enqueue::batch_span;
 pub use enqueue::{CallerTransaction, Enqueueing};
 #[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) use flows::JoinState;
+#[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use flows::members;
 pub use flows::{CancelledFlow, RetriedFlow};
 pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};
 #[cfg(feature = "api")]
-pub(crate) use operations::Target;
+pub(crate) use operations::{Target, also_in};
 pub use settle::Report;
 
 /// A handle to one queue database. Cheap to clone: clones share connections and commit

@@ -7,11 +7,14 @@
 use serde::Serialize;
 
 use super::Client;
+use super::operations::Seen;
 use crate::enqueue::{Edit, ValidEdit, check_name, check_queue};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::{self, Event, State, Transition, When};
-use crate::store::{DeadFilter, GroupChange, GroupRecord, Operated, Operation, PlaceInLine, QueueChange};
+use crate::store::{
+    DeadFilter, FoundGroup, GroupChange, GroupRecord, Operated, Operation, PlaceInLine, QueueChange,
+};
 use crate::turns::{MAX_WEIGHT, Rate};
 
 /// How often a command starts over before it gives up.
@@ -178,18 +181,18 @@ impl Client {
         self.command_on(id, None, command).await
     }
 
-    /// As [`command`](Self::command), but refuses a job that has been claimed since it had this lease number.
+    /// As [`command`](Self::command), but refuses a job that has run since it was seen and no longer matches.
     pub(super) async fn command_on(
         &self,
         id: JobId,
-        lease_no: Option<i32>,
+        seen: Option<&Seen>,
         command: &Command,
     ) -> Result<Operation> {
         for _ in 0..MAX_ROUNDS {
             let Some(state) = self.store.locate(id).await? else {
                 return Err(Error::not_found(format!("job {id} does not exist, or is no longer kept")));
             };
-            if lease_no.is_some_and(|seen| seen != state.lease_no()) {
+            if seen.is_some_and(|seen| !seen.allows(state.lease_no(), state.status())) {
                 let message = format!("job {id} has run since it was listed; list it again");
                 return Err(Error::conflict(message).with_status(state.status()));
             }
@@ -350,6 +353,19 @@ impl Client {
         check_queue("queue", queue)?;
         check_name("group", group)?;
         self.store.group(queue, group).await
+    }
+
+    /// Finds up to `limit` groups whose names contain the text, in these queues (`None`: in all), first
+    /// the one with exactly this name, then shorter names. The case of ASCII letters does not matter. If
+    /// very many groups have waiting jobs, only the first 2,000 of them are searched, and the one with
+    /// exactly this name.
+    pub async fn find_groups(
+        &self,
+        text: &str,
+        queues: Option<&[String]>,
+        limit: u32,
+    ) -> Result<Vec<FoundGroup>> {
+        self.store.find_groups(text, queues, limit.min(MAX_GROUP_PAGE)).await
     }
 
     /// Returns the place of a group among those whose turn it is at this priority; `None` if it is

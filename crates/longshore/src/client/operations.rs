@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
@@ -17,7 +18,7 @@ use uuid::Uuid;
 use super::Client;
 use super::operate::Command;
 use crate::error::{Error, Result};
-use crate::job::{JobId, OperationId};
+use crate::job::{JobId, JobRecord, OperationId, Status};
 use crate::lifecycle::When;
 use crate::store::{
     Action, Glance, HeldOperation, Holder, JobFilter, NewOperation, OperationFilter, OperationRecord,
@@ -26,6 +27,8 @@ use crate::store::{
 
 /// The maximum number of jobs per step.
 const STEP: u32 = 200;
+/// After this many steps another operation that waits is continued first.
+const STEPS_PER_TURN: u32 = 5;
 /// For how long a process holds an operation. Each step holds it further.
 const HOLD: Duration = Duration::from_secs(30);
 /// A step begins no further changes after this time, so that it ends long before another process may take
@@ -126,8 +129,8 @@ fn not_found(id: OperationId) -> Error {
 
 #[doc(hidden)]
 impl Client {
-    /// Executes operations, one after the other, until all that are left are held by other processes. `pause` waits
-    /// between two steps. If it returns `false`, the turn ends early, and another process continues.
+    /// Executes operations in turns, until all that are left are held by other processes. `pause` waits between two
+    /// steps. If it returns `false`, the execution ends early, and another process continues.
     pub async fn run_operations<Pause, Waiting>(&self, mut pause: Pause) -> Result<()>
     where
         Pause: FnMut(Duration) -> Waiting + Send,
@@ -136,11 +139,18 @@ impl Client {
         let holder = Uuid::now_v7();
         while let Some(operation) = self.store.take_operation(holder, HOLD).await? {
             let mut execution = Execution::new(self, operation, holder);
-            loop {
+            for steps in 1.. {
                 let began = Instant::now();
                 match execution.step().await? {
-                    Next::Continue if pause(pause_after(began.elapsed())).await => {}
-                    Next::Continue => return execution.release().await,
+                    Next::Continue if !pause(pause_after(began.elapsed())).await => {
+                        return execution.release().await;
+                    }
+                    // A large operation must not keep a small one waiting until it ends.
+                    Next::Continue if steps == STEPS_PER_TURN => {
+                        execution.release().await?;
+                        break;
+                    }
+                    Next::Continue => {}
                     Next::Leave => break,
                 }
             }
@@ -251,7 +261,7 @@ impl<'c> Execution<'c> {
                     && self.existed(job.created_at)
                     && self.may_change(job.ended_at) =>
             {
-                Target::new(*id, &job.queue, None)
+                Target::named(*id, &job.queue)
             }
             _ => Target::skipped(*id),
         });
@@ -262,9 +272,10 @@ impl<'c> Execution<'c> {
     /// The next jobs that match a filter and existed when the operation was started.
     async fn find_matching(&self, filter: &JobFilter) -> Result<Visit> {
         let page = self.client.store.list(&filter.page(self.cursor, STEP)).await?;
+        let also_in = also_in(self.operation.record.action, &filter.statuses);
         let jobs = page.jobs.iter().filter(|job| self.existed(job.created_at));
         let jobs = jobs.map(|job| match self.may_change(job.finished_at) {
-            true => Target::new(job.id, &job.queue, Some(job.lease_no)),
+            true => Target::listed(job, &also_in),
             false => Target::skipped(job.id),
         });
         Ok(Visit { jobs: jobs.collect(), next: page.next })
@@ -316,7 +327,7 @@ impl<'c> Execution<'c> {
         Ok(Next::Leave)
     }
 
-    /// Lets another process continue at once.
+    /// Lets this or another process continue at once, after the operations that have waited longer.
     async fn release(mut self) -> Result<()> {
         self.save(&OperationStep::default()).await.map(drop)
     }
@@ -355,18 +366,51 @@ pub(crate) struct Target {
     id: JobId,
     /// Its queue; `None` if it is only counted as skipped.
     queue: Option<String>,
-    /// Its lease number when it was listed. A job with another one has run since then: it may no longer match, or
-    /// another process may have changed it already.
-    lease_no: Option<i32>,
+    /// What was known of it when it was listed.
+    seen: Option<Seen>,
+}
+
+/// What was known of a job when it was listed.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// Its lease number. A job with another one has run since then.
+    pub(super) lease_no: i32,
+    /// The statuses in which it is changed although it has run since then.
+    pub(super) also_in: Arc<[Status]>,
+}
+
+impl Seen {
+    /// Whether a job that now has this lease number and status may be changed.
+    pub(super) fn allows(&self, lease_no: i32, status: Status) -> bool {
+        self.lease_no == lease_no || self.also_in.contains(&status)
+    }
+}
+
+/// The statuses in which a job that has run since it was listed is changed. A cancel or a delete applies as long as
+/// the job matches the filter: a worker may have claimed it in the meantime. A retry does not: the job may be one
+/// that this operation has retried already.
+pub(crate) fn also_in(action: Action, statuses: &[Status]) -> Arc<[Status]> {
+    match action {
+        Action::Retry => [].into(),
+        Action::Cancel | Action::Delete if statuses.is_empty() => Status::ALL.into(),
+        Action::Cancel | Action::Delete => statuses.into(),
+    }
 }
 
 impl Target {
-    pub(crate) fn new(id: JobId, queue: &str, lease_no: Option<i32>) -> Self {
-        Target { id, queue: Some(queue.to_owned()), lease_no }
+    /// A job that was named by its id.
+    fn named(id: JobId, queue: &str) -> Self {
+        Target { id, queue: Some(queue.to_owned()), seen: None }
+    }
+
+    /// A job that was listed because it matched a filter.
+    pub(crate) fn listed(job: &JobRecord, also_in: &Arc<[Status]>) -> Self {
+        let seen = Seen { lease_no: job.lease_no, also_in: also_in.clone() };
+        Target { id: job.id, queue: Some(job.queue.clone()), seen: Some(seen) }
     }
 
     fn skipped(id: JobId) -> Self {
-        Target { id, queue: None, lease_no: None }
+        Target { id, queue: None, seen: None }
     }
 }
 
@@ -394,14 +438,16 @@ impl Client {
         let mut running = JoinSet::new();
         loop {
             while !must_stop && next < jobs.len() && running.len() < CONCURRENT_CHANGES {
-                let (client, nth, id, lease_no) = (self.clone(), next, jobs[next].id, jobs[next].lease_no);
+                let (client, nth, id, seen) = (self.clone(), next, jobs[next].id, jobs[next].seen.clone());
                 next += 1;
                 if jobs[nth].queue.is_none() {
                     results[nth] = Visited::Skipped;
                     continue;
                 }
                 results[nth] = Visited::Failed(Error::internal("the change of the job ended early"));
-                running.spawn(async move { (nth, client.command_on(id, lease_no, &action.command()).await) });
+                running.spawn(
+                    async move { (nth, client.command_on(id, seen.as_ref(), &action.command()).await) },
+                );
             }
             let Some(ended) = running.join_next().await else { break };
             if let Ok((nth, result)) = ended {
@@ -473,9 +519,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_job_that_has_run_since_it_was_listed_is_changed_only_if_it_still_matches() {
+        let may = |action, statuses: &[Status], status| {
+            let seen = Seen { lease_no: 3, also_in: also_in(action, statuses) };
+            assert!(seen.allows(3, status), "it has not run");
+            seen.allows(4, status)
+        };
+        for action in [Action::Cancel, Action::Delete] {
+            assert!(may(action, &[], Status::Running));
+            assert!(may(action, &[Status::Queued, Status::Running], Status::Running));
+            assert!(!may(action, &[Status::Queued], Status::Running));
+        }
+        for status in Status::ALL {
+            assert!(!may(Action::Retry, &[], status), "it may have been retried already");
+        }
+    }
+
+    #[test]
     fn only_jobs_before_the_first_error_count() {
         let jobs: Vec<Target> =
-            [9, 8, 7, 6].map(|n| Target::new(JobId(Uuid::from_u128(n)), "mail", None)).to_vec();
+            [9, 8, 7, 6].map(|n| Target::named(JobId(Uuid::from_u128(n)), "mail")).to_vec();
         let of = |results| {
             let Changes { changed, skipped, last, failed } = Changes::of(&jobs, results);
             (changed, skipped, last.map(|id| id.0.as_u128()), failed.map(|(id, _)| id.0.as_u128()))

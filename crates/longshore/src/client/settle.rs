@@ -1,6 +1,7 @@
 //! Settle: the holders of leases report how attempts ended, [`lifecycle`] decides what
 //! becomes of the jobs, and the store applies it under the fence.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::Utc;
@@ -24,6 +25,17 @@ pub struct Report<'a> {
     pub follow_ups: Vec<ValidJob>,
     /// Whether the attempt journaled a step, so that attempts and interruptions count from it.
     pub has_progressed: bool,
+}
+
+/// How an attempt ended, as a holder reports it that keeps only its leases.
+#[derive(Debug)]
+pub(crate) struct LeaseReport {
+    pub(crate) lease: Lease,
+    /// The attempt; `None` if the lease is not live.
+    pub(crate) claimed: Option<Arc<Claimed>>,
+    pub(crate) ending: Ending,
+    /// Jobs that exist only if this report is stored.
+    pub(crate) follow_ups: Vec<ValidJob>,
 }
 
 impl Report<'_> {
@@ -122,13 +134,31 @@ impl Client {
     pub(crate) async fn settle_leases_with(
         &self,
         reports: Vec<(Lease, Ending, Vec<ValidJob>)>,
-        mut stored: impl FnMut(&Claimed, Kept),
+        stored: impl FnMut(&Claimed, Kept),
     ) -> Result<Vec<Fenced>> {
         let leases: Vec<Lease> = reports.iter().map(|(lease, ..)| *lease).collect();
         let claims = self.store.claims(&leases).await?;
+        let report = |((lease, ending, follow_ups), claimed): (_, Option<Claimed>)| LeaseReport {
+            lease,
+            claimed: claimed.map(Arc::new),
+            ending,
+            follow_ups,
+        };
+        self.settle_claimed(reports.into_iter().zip(claims).map(report).collect(), stored).await
+    }
+
+    /// As [`settle_leases_with`](Self::settle_leases_with), for callers that have the claims.
+    pub(crate) async fn settle_claimed(
+        &self,
+        reports: Vec<LeaseReport>,
+        mut stored: impl FnMut(&Claimed, Kept),
+    ) -> Result<Vec<Fenced>> {
         let mut results = vec![Fenced::LeaseLost; reports.len()];
         let (mut live, mut ended) = (Vec::new(), Vec::new());
-        for (i, ((lease, ending, follow_ups), claimed)) in reports.into_iter().zip(&claims).enumerate() {
+        let claims: Vec<Option<Arc<Claimed>>> = reports.iter().map(|report| report.claimed.clone()).collect();
+        for (i, (LeaseReport { lease, ending, follow_ups, .. }, claimed)) in
+            reports.into_iter().zip(&claims).enumerate()
+        {
             match claimed {
                 Some(claimed) => {
                     live.push((i, Report { claimed, ending, follow_ups, has_progressed: false }))
@@ -145,6 +175,10 @@ impl Client {
                 _ => {
                     results[i] = Fenced::Held;
                     let claimed = report.claimed;
+                    // What never started has no end to report.
+                    if matches!(report.ending, Ending::NotStarted { .. }) {
+                        continue;
+                    }
                     let trace_id = claimed.trace().and_then(job_log::trace_id);
                     self.job_log.settled(claimed, &report.ending, kept, Some(held_for(claimed)), trace_id);
                     stored(claimed, kept);

@@ -6,6 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::EnqueuedAs;
 use super::check::{
     MAX_ATTEMPTS_LIMIT, MAX_KEY, MAX_PAYLOAD, check_json, check_labels, check_name, check_options,
     check_queue, check_text, check_when,
@@ -44,6 +45,7 @@ pub const DEFAULT_MAX_ATTEMPTS: u16 = 3;
 #[derive(Clone, Debug)]
 pub struct NewJob {
     id: JobId,
+    id_is_key: bool,
     kind: String,
     queue: String,
     payload: Result<String, String>,
@@ -76,6 +78,7 @@ impl NewJob {
     fn with_payload(kind: String, payload: Result<String, String>) -> Self {
         NewJob {
             id: JobId::new(),
+            id_is_key: false,
             kind,
             queue: DEFAULT_QUEUE.into(),
             payload,
@@ -95,6 +98,13 @@ impl NewJob {
     pub fn id(mut self, id: JobId) -> Self {
         self.id = id;
         self
+    }
+
+    /// Sets the id, and uses it as a key: a second enqueue with the same id returns the first job,
+    /// as existing.
+    #[cfg(feature = "api")]
+    pub(crate) fn id_as_key(self, id: JobId) -> Self {
+        NewJob { id_is_key: true, ..self.id(id) }
     }
 
     /// The kind of the job.
@@ -292,6 +302,7 @@ impl NewJob {
         };
         Ok(ValidJob {
             id: self.id,
+            id_is_key: self.id_is_key,
             kind: self.kind,
             queue: self.queue,
             payload,
@@ -320,6 +331,8 @@ impl NewJob {
 #[derive(Clone, Debug)]
 pub struct ValidJob {
     pub(crate) id: JobId,
+    /// Whether the caller uses the id as a key.
+    pub(crate) id_is_key: bool,
     pub(crate) kind: String,
     pub(crate) queue: String,
     pub(crate) payload: String,
@@ -401,6 +414,12 @@ impl ValidJob {
             errors: Vec::new(),
             errors_omitted: 0,
         })
+    }
+
+    /// The result of an enqueue whose id belongs to a stored job. Either an earlier try created the job and
+    /// its reply was lost, or the caller uses the id as a key.
+    pub(crate) fn stored_as(&self) -> EnqueuedAs {
+        if self.id_is_key { EnqueuedAs::Existing } else { EnqueuedAs::Created }
     }
 
     /// Whether it has a key, so that an existing job may be returned instead.

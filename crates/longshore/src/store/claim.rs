@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::Lease;
 use crate::enqueue::{DEFAULT_QUEUE, Options};
 use crate::job::{FlowId, JobId, WorkerId};
-use crate::lifecycle::{LeaseFlags, Running};
+use crate::lifecycle::{Ending, LeaseFlags, Running};
 use crate::retry::RetryPolicy;
 
 /// A worker's request for jobs.
@@ -249,6 +249,12 @@ impl Claimed {
     /// The same, for another number of attempts.
     pub(crate) fn backoff_after(&self, attempt: u16) -> Option<Duration> {
         backoff(self.options.retry.as_ref(), self.lease.id, attempt)
+    }
+
+    /// The end of an attempt that never started. The job was due when it was claimed, but its request may name a later
+    /// time, if an operator ran it early.
+    pub(crate) fn not_started(&self) -> Ending {
+        Ending::NotStarted { run_at: self.run_at.min(self.claimed_at) }
     }
 
     /// The state as the holder knows it: its handler has started and no flag is raised.

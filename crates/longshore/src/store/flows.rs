@@ -273,6 +273,8 @@ pub struct ParentRecord {
     pub outcome: Option<Outcome>,
     /// Its result, if it succeeded with one.
     pub result: Option<Box<RawValue>>,
+    /// Its last error, if it did not succeed.
+    pub error: Option<String>,
 }
 
 /// What one step of following changes did.

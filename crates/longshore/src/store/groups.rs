@@ -56,6 +56,26 @@ impl GroupRecord {
     }
 }
 
+/// A group that a search by name found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FoundGroup {
+    /// Its queue.
+    pub queue: String,
+    /// Its name.
+    pub name: String,
+    /// Whether it is paused: none of its jobs are claimed.
+    pub paused: bool,
+}
+
+impl FoundGroup {
+    /// How many groups with waiting jobs a search looks at. A group with exactly the name is found
+    /// in any case.
+    pub(crate) const MAX_WAITING: u32 = 2_000;
+    /// How many groups with settings a search looks at, and how many running jobs with a group.
+    pub(crate) const MAX_OTHERS: u32 = 10_000;
+}
+
 /// When a rate lets the next job start, if that is later than now.
 pub(crate) fn next_start(
     rate: Option<Rate>,

@@ -54,6 +54,48 @@ pub struct NewMeasure {
     pub value: i64,
 }
 
+/// Which part of the history to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HistoryFilter {
+    /// From when on. Starts with the whole minute or hour that contains this time.
+    pub since: DateTime<Utc>,
+    /// Only these queues; `None` means all.
+    pub queues: Option<Vec<String>>,
+    /// How much detail to return.
+    pub detail: Detail,
+}
+
+impl HistoryFilter {
+    /// Everything since then, by queue and kind.
+    pub fn since(since: DateTime<Utc>) -> Self {
+        HistoryFilter { since, queues: None, detail: Detail::QueuesAndKinds }
+    }
+}
+
+/// What a history tells apart. Names that it does not tell apart are empty, and their values are added up. With
+/// thousands of queues, this is what keeps charts fast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// Nothing: one history of everything.
+    Total,
+    /// Queues.
+    Queues,
+    /// Kinds.
+    Kinds,
+    /// Queues and kinds.
+    QueuesAndKinds,
+}
+
+impl Detail {
+    pub(crate) fn has_queues(self) -> bool {
+        matches!(self, Detail::Queues | Detail::QueuesAndKinds)
+    }
+
+    pub(crate) fn has_kinds(self) -> bool {
+        matches!(self, Detail::Kinds | Detail::QueuesAndKinds)
+    }
+}
+
 /// One value of a minute or an hour.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

@@ -41,6 +41,15 @@ impl NewKind {
     }
 }
 
+/// What happens to kinds that exist when kinds are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExistingKinds {
+    /// They get the new schema and the new defaults.
+    Update,
+    /// They stay as they are.
+    Keep,
+}
+
 /// Merges kinds by name: if one is given twice, its last schema and its last defaults
 /// win. Sorted, so that every process locks the rows in the same order.
 pub(crate) fn by_name(kinds: &[NewKind]) -> BTreeMap<&str, (Option<&str>, Option<&str>)> {

@@ -70,14 +70,14 @@ pub use flows::{
 };
 pub(crate) use flows::{FLOW_EVENT, flow_event, warn_of_refused_flow};
 pub(crate) use groups::next_start;
-pub use groups::{GroupChange, GroupRecord, PlaceInLine};
+pub use groups::{FoundGroup, GroupChange, GroupRecord, PlaceInLine};
+pub use history::{Detail, HistoryFilter, Measured, NewMeasure, What};
 pub(crate) use history::{KEPT_DAYS, MINUTES_KEPT_HOURS, Measure, bucket_of};
-pub use history::{Measured, NewMeasure, What};
 pub(crate) use inspect::{
     FinishedJobs, Found, Live, PageBuilder, Search, Searched, Step, Walk, Walked, merge,
 };
 pub use inspect::{Glance, ListFilter, Page, Payloads};
-pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
+pub use kinds::{ExistingKinds, KindRecord, MAX_SCHEMA, NewKind};
 pub use lease::{Fenced, Lease};
 pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
@@ -95,9 +95,10 @@ pub use settle::{MAX_HISTORY, Settled, Settlement};
 pub use stats::{Ahead, Count, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
-pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState};
+pub(crate) use steps::journals_that_fit;
+pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, SavedWork, StepRecord, StepState};
 pub use tokens::{NewSession, NewToken, Scope, TokenRecord};
-pub use workers::{ALL_QUEUES, Beat, NewWorker, Registration, WorkerRecord};
+pub use workers::{ALL_QUEUES, Beat, LiveLease, NewWorker, Registration, WorkerRecord};
 
 pub(crate) use claim::shared;
 pub(crate) use kinds::by_name;
@@ -254,8 +255,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Replaces the progress shown for running jobs.
     async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>>;
 
-    /// Saves a job's checkpoint. It is kept when the attempt ends.
-    async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced>;
+    /// Saves the checkpoints of running jobs. They are kept when the attempts end. The last one of each lease
+    /// counts.
+    async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>>;
 
     /// Returns the newest checkpoint of a job.
     async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>>;
@@ -267,6 +269,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Returns the journaled steps of a job, ordered by name.
     async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>>;
+
+    /// Returns what earlier attempts of jobs saved, in the order of the ids. Together, the steps have
+    /// at most `max_bytes`; those of the other jobs are left out.
+    async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>>;
 
     /// Returns how large the journal of a job is, and its steps with these names.
     async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled>;
@@ -303,6 +309,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Refreshes a worker's heartbeat. Returns which of the leases it holds are lost
     /// and which jobs it must cancel. A worker that was declared dead stays dead.
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat>;
+
+    /// Refreshes a worker's heartbeat, as [`beat`](Store::beat) does, and returns every live lease of the
+    /// worker, ordered by job id; `None` if the worker was declared dead or is unknown.
+    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>>;
 
     /// Returns what a worker registered with, whether it is alive or dead; `None` if it
     /// is unknown. The cost does not depend on the number of workers and leases.
@@ -377,7 +387,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Lists operations, newest first.
     async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>>;
 
-    /// Takes the oldest running operation that no other process holds, for this time; `None` if there is none.
+    /// Takes a running operation that no other process holds, for this time; `None` if there is none. Takes the oldest
+    /// one that was never held, or the one whose hold ended first.
     async fn take_operation(&self, holder: Holder, hold: Duration) -> Result<Option<HeldOperation>>;
 
     /// Stores what a step has done, and holds the operation further. Returns the state, so that the holder
@@ -532,6 +543,12 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// live jobs.
     async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>>;
 
+    /// Finds up to `limit` groups whose names contain the text, in these queues (`None`: in all), first
+    /// the one with exactly this name, then shorter names. The case of ASCII letters does not matter. Looks
+    /// at a bounded number of groups.
+    async fn find_groups(&self, text: &str, queues: Option<&[String]>, limit: u32)
+    -> Result<Vec<FoundGroup>>;
+
     /// Returns the place of a group among those whose turn it is at this priority; `None` if it
     /// is not its turn. Reads up to 1,000 turns.
     async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>>;
@@ -574,11 +591,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// `None` if the job is not waiting.
     async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>>;
 
-    /// Counts the jobs that ended since `since`, per minute, queue, kind and outcome,
-    /// oldest first. Older minutes are already folded into hours and are counted per
-    /// hour. Starts with the whole minute or hour that contains `since`. Reads only
-    /// the tallies, never jobs.
-    async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>>;
+    /// Counts the jobs that ended, per minute, queue, kind and outcome, oldest first. Older
+    /// minutes are already folded into hours and are counted per hour. Reads only the
+    /// tallies, never jobs.
+    async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>>;
 
     // ---- check ------------------------------------------------------------
 
@@ -647,8 +663,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// did.
     async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool>;
 
-    /// Returns what was measured since then, oldest first.
-    async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>>;
+    /// Returns what was measured, oldest first. If queues are not told apart, their depths are added up, and the oldest
+    /// due job of all of them counts.
+    async fn measured(&self, filter: &HistoryFilter) -> Result<Vec<Measured>>;
 
     /// Folds up to `step` measures into hours, and removes old ones. Returns how many it folded or removed.
     async fn fold_measures(&self, step: u32) -> Result<u64>;
@@ -690,9 +707,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- kinds ------------------------------------------------------------
 
-    /// Creates or updates kinds. Fields that are `None` stay as they are: a worker
-    /// that registers a kind without a schema must not delete the stored schema.
-    async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()>;
+    /// Creates kinds, and updates those that exist if `existing` says so. Fields that are `None`
+    /// stay as they are: a worker that registers a kind without a schema must not delete the
+    /// stored schema.
+    async fn put_kinds(&self, kinds: &[NewKind], existing: ExistingKinds) -> Result<()>;
 
     /// Lists all kinds, ordered by name.
     async fn kinds(&self) -> Result<Vec<KindRecord>>;

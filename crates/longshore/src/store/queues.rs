@@ -47,6 +47,8 @@ pub struct QueueRecord {
     pub waiting_estimated: bool,
     /// The number of running jobs.
     pub running: u64,
+    /// The number of its groups that are paused, up to 1,000.
+    pub paused_groups: u64,
 }
 
 impl QueueRecord {
@@ -63,6 +65,7 @@ impl QueueRecord {
             waiting: 0,
             waiting_estimated: false,
             running: 0,
+            paused_groups: 0,
         }
     }
 }

@@ -55,6 +55,36 @@ pub enum StepState {
     },
 }
 
+/// What earlier attempts of a job saved.
+#[derive(Clone, Debug)]
+pub struct SavedWork {
+    /// The newest checkpoint.
+    pub checkpoint: Option<Box<RawValue>>,
+    /// The journaled steps, ordered by name; `None` if they were left out because of their size.
+    pub steps: Option<Vec<StepRecord>>,
+}
+
+/// A job that was never leased before has saved nothing.
+impl Default for SavedWork {
+    fn default() -> Self {
+        SavedWork { checkpoint: None, steps: Some(Vec::new()) }
+    }
+}
+
+/// Which journals of these sizes, in this order, fit together into `max_bytes`. After the first one that
+/// does not, only empty ones do.
+pub(crate) fn journals_that_fit(sizes: impl Iterator<Item = usize>, max_bytes: usize) -> Vec<bool> {
+    let mut left = Some(max_bytes);
+    let mut fits = |size: usize| {
+        if size == 0 {
+            return true;
+        }
+        left = left.and_then(|left| left.checked_sub(size));
+        left.is_some()
+    };
+    sizes.map(&mut fits).collect()
+}
+
 /// A part of a job's journal.
 #[derive(Clone, Debug, Default)]
 pub struct Journaled {
@@ -86,4 +116,17 @@ pub struct PendingWait {
     pub until: Option<DateTime<Utc>>,
     /// The events, any of which ends the wait.
     pub events: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::journals_that_fit;
+
+    #[test]
+    fn journals_fit_until_the_first_that_does_not() {
+        let fit = |sizes: &[usize]| journals_that_fit(sizes.iter().copied(), 10);
+        assert_eq!(fit(&[4, 6, 0]), [true, true, true]);
+        assert_eq!(fit(&[4, 7, 1, 0]), [true, false, false, true]);
+        assert_eq!(fit(&[11]), [false]);
+    }
 }

@@ -109,6 +109,19 @@ fn in_seconds<S: serde::Serializer>(duration: &Duration, out: S) -> Result<S::Ok
     out.serialize_f64(duration.as_secs_f64())
 }
 
+/// A live lease of a worker, as a heartbeat returns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveLease {
+    /// The lease.
+    pub lease: Lease,
+    /// How long ago the job was claimed.
+    pub age: Duration,
+    /// Whether the job was interrupted before.
+    pub is_suspect: bool,
+    /// Whether the handler should stop, because the job is to be cancelled.
+    pub cancel_requested: bool,
+}
+
 /// The reply to a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Beat {

@@ -601,7 +601,7 @@ impl Claimer {
     async fn release_unknown_leases(&mut self) -> bool {
         let worker_id = self.shared.worker_id();
         let held = self.shared.held.leases(worker_id);
-        match self.shared.client.release_unknown(worker_id, &held, Duration::ZERO).await {
+        match self.shared.client.release_unknown(worker_id, &held).await {
             Ok(released) => {
                 if released > 0 {
                     tracing::info!(%worker_id, jobs = released, "released jobs whose claim's reply was lost");

@@ -1,27 +1,22 @@
 //! Flows from inside a handler: the results of the tasks that it waited for, and children that it
 //! spawns and joins.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::context::Context;
 use super::handler::{Failure, without_values};
 use super::steps::{decode, encode};
-use crate::client::members;
+use crate::client::{JoinState, members};
 use crate::enqueue::NewJob;
 use crate::error::Error;
+use crate::flow::children::{Joined, Spawn, SpawnedChildren, no_children, refusal, waited_before};
 use crate::job::{FlowId, JobId, Outcome};
 use crate::job_metrics::count_replayed_step;
 use crate::store::{NewChildren, ParentRecord, Spawned, StepState, flow_event};
-
-/// How often a join looks again if a child runs although the flow of the children has ended.
-const MAX_JOIN_ROUNDS: u32 = 50;
-const JOIN_PAUSE: Duration = Duration::from_millis(20);
 
 impl<S: Send + Sync> Context<S> {
     /// The result of a task of the flow that this one waited for.
@@ -90,11 +85,7 @@ impl<S: Send + Sync> Context<S> {
                 self.journal().add_spawn(name, decode(name, &value)?);
                 return Ok(());
             }
-            Some(StepState::Waiting { .. }) => {
-                return Err(Failure::permanent(format!(
-                    "spawn `{name}`: an earlier version of this job waited under this name; use another name"
-                )));
-            }
+            Some(StepState::Waiting { .. }) => return Err(Failure::permanent(waited_before(name))),
             None => {}
         }
         let refused = |error: Error| match error.is_invalid() {
@@ -119,19 +110,7 @@ impl<S: Send + Sync> Context<S> {
                 Ok(())
             }
             Spawned::LeaseLost => Err(self.lease_lost().into()),
-            Spawned::Cancelled => {
-                let id = self.id();
-                Err(Failure::permanent(format!(
-                    "spawn `{name}`: the children of this job were cancelled; retry them (`longshore flows retry {id}`), \
-                     then this job"
-                )))
-            }
-            Spawned::IdOfFlow => Err(Failure::permanent(format!(
-                "spawn `{name}`: a flow has the id of this job, so the job cannot have children; enqueue it with another id"
-            ))),
-            Spawned::Full => Err(Failure::permanent(format!(
-                "spawn `{name}`: the job would have more than a million children; spawn children that spawn others"
-            ))),
+            refused => Err(Failure::permanent(refusal(name, self.id(), refused).unwrap_or_default())),
         }
     }
 
@@ -152,43 +131,40 @@ impl<S: Send + Sync> Context<S> {
                     children
                 }
             };
-            return Ok(Children { all: children.of(name, Some(&spawned))? });
+            let all = children.of(name, Some(&spawned)).map_err(Failure::permanent)?;
+            return Ok(Children { all });
         }
         let Some(record) = self.client().store().flow(flow).await? else {
-            return Err(Failure::permanent(format!(
-                "join `{name}`: this job has no children; a job can join only those that it has spawned itself"
-            )));
+            return Err(Failure::permanent(no_children(name)));
         };
-        let mut all = Vec::new();
-        if record.ended_at.is_some() {
-            all = self.spawned_children().await?.of(name, None)?;
-        }
-        let is_open = |all: &[ParentRecord]| all.iter().any(|child| child.outcome.is_none());
-        for _ in 0..MAX_JOIN_ROUNDS {
-            // An operator may have retried a child a moment ago, and the flow may not have followed that yet.
-            if record.ended_at.is_none() || !is_open(&all) {
+        let mut all = None;
+        for round in 0.. {
+            if record.ended_at.is_none() {
                 break;
             }
-            tokio::time::sleep(JOIN_PAUSE).await;
-            self.client().advance_flows().await?;
-            if self.client().flow(flow).await?.ended_at.is_none() {
-                break;
+            let children = self.spawned_children().await?.of(name, None).map_err(Failure::permanent)?;
+            match self.client().join_state(&record, &children, round).await? {
+                JoinState::Ended => all = Some(children),
+                JoinState::Open => {}
+                JoinState::Again => continue,
             }
-            all = self.spawned_children().await?.of(name, None)?;
+            break;
         }
-        if record.ended_at.is_none() || is_open(&all) {
-            self.suspend(active, name, name, None, vec![flow_event(flow)]).await?;
-            all = self.spawned_children().await?.of(name, None)?;
-        }
-        let spawned = all.iter().filter_map(|child| child.task.clone()).collect();
-        self.save_step(name, encode(name, &Joined { spawned })?).await?;
+        let all = match all {
+            Some(all) => all,
+            None => {
+                self.suspend(active, name, name, None, vec![flow_event(flow)]).await?;
+                self.spawned_children().await?.of(name, None).map_err(Failure::permanent)?
+            }
+        };
+        self.save_step(name, encode(name, &Joined::of(&all))?).await?;
         Ok(Children { all })
     }
 
     /// The children that this run of the job has spawned. A job that succeeded and was retried starts over; its
     /// earlier children are members of the same flow.
     async fn spawned_children(&self) -> Result<SpawnedChildren, Failure> {
-        let mut children = self.client().flow_results(FlowId(self.id().0)).await?;
+        let children = self.client().flow_results(FlowId(self.id().0)).await?;
         let mut spawns = HashMap::<String, Spawn>::new();
         let mut others = HashSet::<String>::new();
         for task in children.iter().filter_map(|child| child.task.as_ref()) {
@@ -205,73 +181,9 @@ impl<S: Send + Sync> Context<S> {
                 spawns.insert(task.clone(), spawn);
             }
         }
-        children.retain(|child| {
-            child
-                .task
-                .as_ref()
-                .and_then(|task| spawns.get(task))
-                .is_some_and(|spawn| spawn.contains(child.id))
-        });
         spawns.extend(self.journal().spawns());
-        Ok(SpawnedChildren { children, spawns })
+        Ok(SpawnedChildren::new(children, spawns))
     }
-}
-
-/// The children of this run of a job, and what it has spawned.
-pub(super) struct SpawnedChildren {
-    children: Vec<ParentRecord>,
-    spawns: HashMap<String, Spawn>,
-}
-
-impl SpawnedChildren {
-    fn has(&self, spawns: &BTreeSet<String>) -> bool {
-        spawns.iter().all(|name| self.spawns.contains_key(name))
-    }
-
-    /// The children of these spawns, or of all. An error if some were deleted: their results are unknown.
-    fn of(&self, join: &str, spawns: Option<&BTreeSet<String>>) -> Result<Vec<ParentRecord>, Failure> {
-        let is_wanted = |name: &String| spawns.is_none_or(|spawns| spawns.contains(name));
-        let mut found = HashMap::<&String, usize>::new();
-        for task in self.children.iter().filter_map(|child| child.task.as_ref()) {
-            *found.entry(task).or_default() += 1;
-        }
-        for (name, Spawn { spawned, .. }) in self.spawns.iter().filter(|(name, _)| is_wanted(name)) {
-            let missing = spawned.saturating_sub(found.get(name).copied().unwrap_or(0));
-            if missing > 0 {
-                return Err(Failure::permanent(format!(
-                    "join `{join}`: {missing} of the {spawned} children of spawn `{name}` were deleted, so their results are \
-                     unknown"
-                )));
-            }
-        }
-        let is_wanted = |child: &&ParentRecord| child.task.as_ref().is_some_and(is_wanted);
-        Ok(self.children.iter().filter(is_wanted).cloned().collect())
-    }
-}
-
-/// What the step of a [`Context::spawn`] stores: how many children, and the first and the last of their ids.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Spawn {
-    spawned: usize,
-    first: Option<JobId>,
-    last: Option<JobId>,
-}
-
-impl Spawn {
-    fn of(ids: impl Iterator<Item = JobId> + Clone) -> Self {
-        Spawn { spawned: ids.clone().count(), first: ids.clone().min(), last: ids.max() }
-    }
-
-    fn contains(&self, id: JobId) -> bool {
-        self.first.is_some_and(|first| first <= id) && self.last.is_some_and(|last| id <= last)
-    }
-}
-
-/// What a join has waited for: the names of the spawns before it. A later attempt returns the same
-/// children, even if the job has spawned others since.
-#[derive(Serialize, Deserialize)]
-struct Joined {
-    spawned: BTreeSet<String>,
 }
 
 fn result_of<T: DeserializeOwned>(name: &str, parent: &ParentRecord) -> Result<T, Failure> {

@@ -9,11 +9,11 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use tokio::sync::{Notify, OnceCell, mpsc, oneshot};
 
-use super::flows::{Spawn, SpawnedChildren};
 use super::handler::Failure;
 
 use crate::client::Client;
 use crate::error::{Error, Result};
+use crate::flow::children::{Spawn, SpawnedChildren};
 use crate::store::{Fenced, Lease, NewStep, PendingWait, StepState, check_journal};
 
 /// The maximum number of steps per commit.

@@ -118,7 +118,7 @@ async fn releasing_a_claim_that_was_cancelled_meanwhile_ends_it_as_cancelled(fix
         assert_eq!(fixture.cancel(lease.id).await.expect("cancel"), Cancelled::Pending);
         let released = match path {
             "release" => fixture.release(&[lease]).await,
-            _ => fixture.release_unknown(lease.worker, &[], std::time::Duration::ZERO).await,
+            _ => fixture.release_unknown(lease.worker, &[]).await,
         };
         assert_eq!(released.expect("release"), 1, "{path}");
         let job = fixture.job(lease.id).await;

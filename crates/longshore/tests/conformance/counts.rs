@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::store::ClaimRequest;
+use longshore::store::{ClaimRequest, HistoryFilter};
 use longshore::{Count, Ending, NewJob, Outcome, Status, Tallied};
 
 use crate::fixture::*;
@@ -293,7 +293,7 @@ async fn one_turn_folds_fifty_thousand_tallies(fixture: Fixture) {
     assert_eq!(tally_rows(&fixture).await, 50_000);
     fold(&fixture).await;
     assert!(tally_rows(&fixture).await <= 18 * 50, "{} rows remain", tally_rows(&fixture).await);
-    let tallied = fixture.store().tallied(start() - DAY).await.expect("tallied");
+    let tallied = fixture.store().tallied(&HistoryFilter::since(start() - DAY)).await.expect("tallied");
     assert_eq!(tallied.iter().map(|tallied| tallied.jobs).sum::<u64>(), 50_000);
 }
 
@@ -344,7 +344,7 @@ async fn tallied(
     fixture: &Fixture,
     since: DateTime<Utc>,
 ) -> Vec<(DateTime<Utc>, String, String, Outcome, u64)> {
-    let tallied = fixture.store().tallied(since).await.expect("tallied");
+    let tallied = fixture.store().tallied(&HistoryFilter::since(since)).await.expect("tallied");
     let each = |t: Tallied| {
         assert_eq!(t.run_ms.iter().map(|(_, jobs)| jobs).sum::<u64>(), t.jobs);
         assert!(t.run_ms.is_sorted_by(|a, b| a.0 < b.0), "{:?}", t.run_ms);
@@ -398,7 +398,7 @@ async fn tallies_contain_the_durations_of_attempts(fixture: Fixture) {
         fixture.must_finish(&claimed, done()).await;
     }
     let mut found = BTreeMap::<u64, u64>::new();
-    for tallied in fixture.store().tallied(start()).await.expect("tallied") {
+    for tallied in fixture.store().tallied(&HistoryFilter::since(start())).await.expect("tallied") {
         for (bound, jobs) in tallied.run_ms {
             *found.entry(bound.ceil() as u64).or_default() += jobs;
         }
@@ -424,7 +424,7 @@ async fn folded_minutes_are_returned_per_hour(fixture: Fixture) {
         fixture.ended(job("mail"), Outcome::Succeeded).await;
         fixture.advance(20 * MINUTE).await;
     }
-    let whole = fixture.store().tallied(start()).await.expect("tallied");
+    let whole = fixture.store().tallied(&HistoryFilter::since(start())).await.expect("tallied");
     assert_eq!(whole.len(), 5);
     fixture.advance(DAY).await;
     while fixture.store().fold_tallies(2).await.expect("fold") > 0 {}

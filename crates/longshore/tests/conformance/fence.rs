@@ -55,7 +55,7 @@ async fn assert_changes_nothing(fixture: &Fixture, lease: Lease) {
     }
     assert_eq!(store.mark_started(&lease).await.expect("mark_started"), Fenced::LeaseLost);
     assert_eq!(store.progress(&[(lease, raw("7"))]).await.expect("progress"), [Fenced::LeaseLost]);
-    assert_eq!(store.save_checkpoint(&lease, &raw("7")).await.expect("checkpoint"), Fenced::LeaseLost);
+    assert_eq!(fixture.save_checkpoint(&lease, &raw("7")).await.expect("checkpoint"), Fenced::LeaseLost);
     assert_eq!(store.assert_lease(&lease).await.expect("assert"), Fenced::LeaseLost);
     assert!(
         store.claims(&[lease]).await.expect("claims")[0].is_none(),
@@ -281,7 +281,7 @@ async fn an_unknown_job_has_no_holder(fixture: Fixture) {
     assert_eq!(store.settle(&[late]).await.expect("settle"), [Settled::LeaseLost]);
     assert_eq!(store.mark_started(&lease).await.expect("mark"), Fenced::LeaseLost);
     assert_eq!(store.progress(&[(lease, raw("7"))]).await.expect("progress"), [Fenced::LeaseLost]);
-    assert_eq!(store.save_checkpoint(&lease, &raw("7")).await.expect("save"), Fenced::LeaseLost);
+    assert_eq!(fixture.save_checkpoint(&lease, &raw("7")).await.expect("save"), Fenced::LeaseLost);
     assert_eq!(store.assert_lease(&lease).await.expect("assert"), Fenced::LeaseLost);
     assert!(store.checkpoint(lease.id).await.expect("checkpoint").is_none());
 }
@@ -303,7 +303,7 @@ async fn the_holder_of_the_live_lease_can_use_every_operation(fixture: Fixture) 
     assert_eq!(store.mark_started(&lease).await.expect("mark"), Fenced::Held);
     assert_eq!(store.progress(&[(lease, raw(r#"{"done":3}"#))]).await.expect("progress"), [Fenced::Held]);
     assert_eq!(fixture.job(lease.id).await.progress.expect("progress").get(), r#"{"done":3}"#);
-    assert_eq!(store.save_checkpoint(&lease, &raw(r#"{"page":5}"#)).await.expect("save"), Fenced::Held);
+    assert_eq!(fixture.save_checkpoint(&lease, &raw(r#"{"page":5}"#)).await.expect("save"), Fenced::Held);
     assert_eq!(checkpoint(&fixture, lease.id).await.as_deref(), Some(r#"{"page":5}"#));
     let beat = store.beat(lease.worker, &[lease]).await.expect("beat");
     assert_eq!(beat, Beat::Alive { lost: Vec::new(), cancel: Vec::new() });
@@ -404,7 +404,7 @@ async fn json_that_the_database_cannot_store_is_refused_by_field(fixture: Fixtur
         let reports = [(live.lease(), raw("1")), (live.lease(), raw(bad))];
         let error = fixture.store().progress(&reports).await.expect_err("progress");
         assert_eq!(error.field(), Some("progress"), "{error:?}");
-        let error = fixture.store().save_checkpoint(&live.lease(), &raw(bad)).await.expect_err("checkpoint");
+        let error = fixture.save_checkpoint(&live.lease(), &raw(bad)).await.expect_err("checkpoint");
         assert_eq!(error.field(), Some("checkpoint"), "{error:?}");
     }
     assert!(fixture.job(live.lease().id).await.progress.is_none());
@@ -415,26 +415,20 @@ async fn a_checkpoint_outlives_the_attempt_until_it_is_replaced(fixture: Fixture
     let first = fixture.running(job("mail")).await;
     let id = first.lease().id;
     assert!(checkpoint(&fixture, id).await.is_none());
-    assert_eq!(fixture.store().save_checkpoint(&first.lease(), &raw("1")).await.expect("save"), Fenced::Held);
-    assert_eq!(fixture.store().save_checkpoint(&first.lease(), &raw("2")).await.expect("save"), Fenced::Held);
+    assert_eq!(fixture.save_checkpoint(&first.lease(), &raw("1")).await.expect("save"), Fenced::Held);
+    assert_eq!(fixture.save_checkpoint(&first.lease(), &raw("2")).await.expect("save"), Fenced::Held);
     fixture.must_finish(&first, failed()).await;
     assert_eq!(checkpoint(&fixture, id).await.as_deref(), Some("2"));
     fixture.advance(MINUTE / 2).await;
     let second = fixture.claim_one(first.lease().worker).await;
-    assert_eq!(
-        fixture.store().save_checkpoint(&second.lease(), &raw("3")).await.expect("save"),
-        Fenced::Held
-    );
+    assert_eq!(fixture.save_checkpoint(&second.lease(), &raw("3")).await.expect("save"), Fenced::Held);
     assert_eq!(checkpoint(&fixture, id).await.as_deref(), Some("3"));
 }
 
 async fn a_checkpoint_is_deleted_with_its_job(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let id = claimed.lease().id;
-    assert_eq!(
-        fixture.store().save_checkpoint(&claimed.lease(), &raw("1")).await.expect("save"),
-        Fenced::Held
-    );
+    assert_eq!(fixture.save_checkpoint(&claimed.lease(), &raw("1")).await.expect("save"), Fenced::Held);
     fixture.must_finish(&claimed, done()).await;
     fixture.delete(id).await.expect("delete");
     assert!(checkpoint(&fixture, id).await.is_none());
@@ -447,6 +441,6 @@ async fn a_released_lease_is_lost_at_once(fixture: Fixture) {
     assert_eq!(store.assert_lease(&claimed.lease()).await.expect("assert"), Fenced::LeaseLost);
     assert_eq!(store.mark_started(&claimed.lease()).await.expect("mark"), Fenced::LeaseLost);
     assert_eq!(store.progress(&[(claimed.lease(), raw("7"))]).await.expect("progress"), [Fenced::LeaseLost]);
-    assert_eq!(store.save_checkpoint(&claimed.lease(), &raw("7")).await.expect("save"), Fenced::LeaseLost);
+    assert_eq!(fixture.save_checkpoint(&claimed.lease(), &raw("7")).await.expect("save"), Fenced::LeaseLost);
     assert_heartbeat_reports_lost(&fixture, claimed.lease()).await;
 }

@@ -27,6 +27,8 @@ cases! {
     a_job_behind_the_position_keeps_the_turn_of_its_group,
     jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog,
     groups_are_listed_by_name_with_their_settings,
+    groups_are_found_by_a_part_of_their_name,
+    paused_groups_of_a_queue_are_counted,
     the_place_in_line_is_known,
     a_job_due_later_does_not_hide_jobs_of_other_kinds,
     a_suspect_does_not_hide_the_jobs_before_it,
@@ -343,6 +345,52 @@ async fn groups_are_listed_by_name_with_their_settings(fixture: Fixture) {
     assert_eq!(fixture.group("default", "idle").await.expect("group"), Some(groups[2].clone()));
     assert_eq!(fixture.group("default", "unknown").await.expect("group"), None);
     assert_eq!(fixture.groups("other", "", 10).await.expect("groups"), []);
+}
+
+async fn groups_are_found_by_a_part_of_their_name(fixture: Fixture) {
+    fixture.add(in_group("Globex-test")).await;
+    fixture.add(in_group("globex")).await;
+    fixture.add(in_group("globex").queue("mail")).await;
+    fixture.add(in_group("acme")).await;
+    let pause = GroupChange { paused: Some(true), ..GroupChange::default() };
+    fixture.set_group("mail", "globex", pause.clone()).await.expect("pause");
+    fixture.set_group("idle", "old globex inc.", pause).await.expect("pause");
+    let find = async |text: &str, queues: Option<&[String]>, limit| {
+        let found = fixture.find_groups(text, queues, limit).await.expect("find");
+        found.into_iter().map(|g| (g.queue, g.name, g.paused)).collect::<Vec<_>>()
+    };
+    let hit = |queue: &str, name: &str, paused| (queue.to_owned(), name.to_owned(), paused);
+    let all = [
+        hit("default", "globex", false),
+        hit("mail", "globex", true),
+        hit("default", "Globex-test", false),
+        hit("idle", "old globex inc.", true),
+    ];
+    assert_eq!(find("globex", None, 9).await, all);
+    assert_eq!(find("GLOBEX", None, 2).await, all[..2]);
+    assert_eq!(find("globex", Some(&["mail".into(), "other".into()]), 9).await, all[1..2]);
+    assert_eq!(find("lob%", None, 9).await, []);
+    let worker = fixture.worker().await;
+    fixture.claim(worker, 9).await;
+    assert_eq!(find("acme", None, 9).await, [hit("default", "acme", false)], "its only job runs");
+}
+
+async fn paused_groups_of_a_queue_are_counted(fixture: Fixture) {
+    for group in ["a", "b", "c"] {
+        add(&fixture, group, 1).await;
+    }
+    let paused = async || {
+        let queues = fixture.queues().await.expect("queues");
+        queues.into_iter().find(|queue| queue.name == "default").map(|queue| queue.paused_groups)
+    };
+    assert_eq!(paused().await, Some(0));
+    for (queue, group, paused) in
+        [("default", "a", true), ("default", "b", true), ("other", "a", true), ("default", "a", false)]
+    {
+        let change = GroupChange { paused: Some(paused), ..GroupChange::default() };
+        fixture.set_group(queue, group, change).await.expect("pause");
+    }
+    assert_eq!(paused().await, Some(1), "b");
 }
 
 async fn the_place_in_line_is_known(fixture: Fixture) {

@@ -1,6 +1,7 @@
 //! History for charts: waiting times, failed attempts, depths and ages, by minute and later by hour.
 
 use chrono::{DateTime, Utc};
+use longshore::store::{Detail, HistoryFilter};
 use longshore::{Measured, Outcome, What};
 use serde_json::json;
 
@@ -12,6 +13,7 @@ cases! {
     failed_attempts_are_counted_by_queue_and_kind,
     numbers_of_several_processes_add_up,
     one_process_samples_each_minute,
+    history_can_be_read_with_less_detail_and_for_some_queues,
     minutes_become_hours_and_are_removed_after_eight_days,
     numbers_that_cannot_be_stored_are_stored_later,
     stats_contain_the_history,
@@ -92,6 +94,52 @@ async fn one_process_samples_each_minute(fixture: Fixture) {
     assert!(sample(&fixture).await);
     let measured = since(&fixture, start() + MINUTE).await;
     assert_eq!(rows(&measured, What::Depth), [("", "", 6), ("a", "", 4), ("b", "", 2)]);
+}
+
+async fn history_can_be_read_with_less_detail_and_for_some_queues(fixture: Fixture) {
+    let worker = fixture.worker_with(DAY).await;
+    for (kind, queue) in [("mail", "a"), ("sms", "a"), ("sms", "a"), ("mail", "b"), ("sms", "c")] {
+        fixture.add(job(kind).queue(queue).max_attempts(1)).await;
+        let claimed = fixture.claim_from(queue, worker, 1).await.remove(0);
+        fixture.must_finish(&claimed, failed()).await;
+    }
+    for (queue, jobs, age) in [("a", 3, 5), ("b", 2, 10), ("c", 1, 0)] {
+        for _ in 0..jobs {
+            fixture.add(job("mail").queue(queue).run_at(start() - age * SECOND)).await;
+        }
+    }
+    fixture.store_measures().await;
+    assert!(sample(&fixture).await);
+    let read = async |queues: Option<&[&str]>, detail| {
+        let queues = queues.map(|queues| queues.iter().map(|queue| (*queue).to_owned()).collect());
+        let filter = HistoryFilter { since: start(), queues, detail };
+        let measured = fixture.store().measured(&filter).await.expect("measured");
+        let tallied = fixture.store().tallied(&filter).await.expect("tallied");
+        let ended: Vec<_> = tallied.into_iter().map(|tally| (tally.queue, tally.kind, tally.jobs)).collect();
+        let owned = |what| -> Vec<(String, String, u64)> {
+            let rows = rows(&measured, what).into_iter();
+            rows.map(|(queue, kind, value)| (queue.to_owned(), kind.to_owned(), value)).collect()
+        };
+        assert_eq!(ended, owned(What::Failed), "all jobs failed once");
+        (ended, owned(What::Depth), owned(What::Overdue))
+    };
+    let row = |queue: &str, kind: &str, value| (queue.to_owned(), kind.to_owned(), value);
+
+    let (ended, depth, overdue) = read(None, Detail::Total).await;
+    assert_eq!(ended, [row("", "", 5)]);
+    assert_eq!((depth, overdue), (vec![row("", "", 6)], vec![row("", "", 10_000)]));
+    assert_eq!(read(None, Detail::Kinds).await.0, [row("", "mail", 2), row("", "sms", 3)]);
+    let (ended, depth, _) = read(None, Detail::Queues).await;
+    assert_eq!(ended, [row("a", "", 3), row("b", "", 1), row("c", "", 1)]);
+    assert_eq!(depth, [row("", "", 6), row("a", "", 3), row("b", "", 2), row("c", "", 1)]);
+
+    let (ended, depth, overdue) = read(Some(&["a", "b"]), Detail::Total).await;
+    assert_eq!(ended, [row("", "", 4)]);
+    assert_eq!((depth, overdue), (vec![row("", "", 5)], vec![row("", "", 10_000)]));
+    let (ended, _, overdue) = read(Some(&["a"]), Detail::QueuesAndKinds).await;
+    assert_eq!(ended, [row("a", "mail", 1), row("a", "sms", 2)]);
+    assert_eq!(overdue, [row("a", "", 5_000)]);
+    assert_eq!(read(Some(&[]), Detail::Total).await, (vec![], vec![], vec![]));
 }
 
 async fn minutes_become_hours_and_are_removed_after_eight_days(fixture: Fixture) {

@@ -68,7 +68,7 @@ impl Combination {
             // It was interrupted once and has a checkpoint.
             let worker = fixture.worker().await;
             let claimed = fixture.claim_from(&name, worker, 1).await.remove(0);
-            let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw("[1]")).await;
+            let saved = fixture.save_checkpoint(&claimed.lease(), &raw("[1]")).await;
             assert_eq!(saved.expect("save"), Fenced::Held);
             fixture.must_finish(&claimed, interrupted()).await;
             fixture.retry(id).await.expect("retry");

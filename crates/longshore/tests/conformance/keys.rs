@@ -435,7 +435,7 @@ async fn a_replaced_job_keeps_its_interruptions_and_loses_its_checkpoint(fixture
     for mode in [UniqueMode::Replace, UniqueMode::PreserveRunAt] {
         let claimed = fixture.running(unique("mail", mode)).await;
         let id = claimed.lease().id;
-        let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw(r#"{"page":5}"#)).await;
+        let saved = fixture.save_checkpoint(&claimed.lease(), &raw(r#"{"page":5}"#)).await;
         assert_eq!(saved.expect("save"), Fenced::Held);
         assert_eq!(fixture.crash_all_workers().await.recovered, 1);
         assert!(fixture.checkpoint(id).await.expect("checkpoint").is_some());

@@ -1,6 +1,7 @@
 //! The kinds of job that the engine stores, with their payload schemas and defaults.
 
 use chrono::{DateTime, Utc};
+use longshore::store::ExistingKinds;
 use longshore::{KindRecord, NewKind};
 
 use crate::fixture::*;
@@ -8,6 +9,7 @@ use crate::fixture::*;
 cases! {
     kinds_are_stored_exactly_and_listed_by_name,
     a_kind_put_again_is_replaced,
+    a_kind_that_exists_can_be_kept,
     a_kind_put_without_a_schema_keeps_the_one_it_has,
     the_last_entry_of_a_kind_in_one_call_wins,
     removing_a_kind_returns_whether_it_existed,
@@ -26,7 +28,7 @@ fn fields(kind: &KindRecord) -> (&str, Option<&str>, Option<&str>, DateTime<Utc>
 }
 
 async fn put_kinds(fixture: &Fixture, kinds: &[NewKind]) {
-    fixture.store().put_kinds(kinds).await.expect("put_kinds");
+    fixture.put_kinds(kinds).await.expect("put_kinds");
 }
 
 async fn kinds_of(fixture: &Fixture) -> Vec<KindRecord> {
@@ -72,6 +74,21 @@ async fn a_kind_put_again_is_replaced(fixture: Fixture) {
     assert_eq!(kinds.len(), 1);
 }
 
+async fn a_kind_that_exists_can_be_kept(fixture: Fixture) {
+    let kind = |name: &str, schema: &str| NewKind { schema: Some(raw(schema)), ..NewKind::new(name) };
+    put_kinds(&fixture, &[kind("mail", "1"), NewKind::new("sms")]).await;
+    fixture.advance(MINUTE).await;
+    let kinds = [kind("mail", "2"), kind("sms", "3"), kind("wave", "4")];
+    fixture.store().put_kinds(&kinds, ExistingKinds::Keep).await.expect("put_kinds");
+    let kinds = kinds_of(&fixture).await;
+    let expected = [
+        ("mail", Some("1"), None, start()),
+        ("sms", None, None, start()),
+        ("wave", Some("4"), None, start() + MINUTE),
+    ];
+    assert_eq!(kinds.iter().map(fields).collect::<Vec<_>>(), expected);
+}
+
 async fn a_kind_put_without_a_schema_keeps_the_one_it_has(fixture: Fixture) {
     put_kinds(
         &fixture,
@@ -114,7 +131,7 @@ async fn an_invalid_kind_is_refused_by_field_and_nothing_is_stored(fixture: Fixt
         ("defaults", NewKind { defaults: Some(raw(r#""\ud800""#)), ..NewKind::new("sms") }),
     ];
     for (field, kind) in bad {
-        let error = fixture.store().put_kinds(&[NewKind::new("mail"), kind]).await.expect_err(field);
+        let error = fixture.put_kinds(&[NewKind::new("mail"), kind]).await.expect_err(field);
         assert_eq!(error.field(), Some(field), "{error:?}");
     }
     assert!(kinds_of(&fixture).await.is_empty());
@@ -134,7 +151,7 @@ async fn concurrent_puts_of_the_same_kinds_all_succeed(fixture: Fixture) {
                     if n % 2 == 0 {
                         kinds.reverse();
                     }
-                    client.store().put_kinds(&kinds).await?;
+                    client.put_kinds(&kinds).await?;
                 }
                 Ok::<(), longshore::Error>(())
             })

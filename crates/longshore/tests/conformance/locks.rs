@@ -5,7 +5,9 @@ use std::future::Future;
 use std::time::Instant;
 
 use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced};
-use longshore::{Ending, EnqueuedAs, NewJob, Outcome, Report, Retention, Status, UniqueMode, WorkerId};
+use longshore::{
+    Ending, EnqueuedAs, ListFilter, NewJob, Outcome, Report, Retention, Status, UniqueMode, WorkerId,
+};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::fixture::*;
@@ -34,6 +36,7 @@ cases! {
     a_retry_concurrent_with_a_replacement_queues_the_new_contents,
     a_key_that_an_open_transaction_merges_creates_no_second_job,
     a_key_that_an_open_transaction_stores_is_not_merged,
+    the_database_stops_a_statement_of_a_page_that_takes_too_long,
 }
 
 fn own_without_gpu(worker: WorkerId, limit: u32) -> ClaimRequest {
@@ -540,4 +543,19 @@ async fn a_key_that_an_open_transaction_stores_is_not_merged(fixture: Fixture) {
         assert_eq!(snapshot(&fixture.job(holder).await), before, "{mode:?}");
     }
     assert_eq!(fixture.check().await.expect("check").jobs, 4);
+}
+
+async fn the_database_stops_a_statement_of_a_page_that_takes_too_long(fixture: Fixture) {
+    // A statement that waits for a lock takes as long as one that reads too much.
+    let lock = open_transaction(&fixture, "lock table measures, ready in access exclusive mode").await;
+    let history = fixture.measured(start());
+    let list =
+        async { fixture.list(&ListFilter { statuses: vec![Status::Queued], ..Default::default() }).await };
+    let (history, list) = tokio::join!(history, list);
+    for error in [history.expect_err("locked"), list.expect_err("locked")] {
+        assert!(error.is_unavailable(), "{error}");
+        assert!(error.to_string().contains("stopped a statement that took too long"), "{error}");
+    }
+    roll_back(lock).await;
+    assert!(fixture.measured(start()).await.expect("measured").is_empty());
 }

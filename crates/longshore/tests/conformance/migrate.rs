@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::Utc;
-use longshore::store::Beat;
+use longshore::store::{Beat, ExistingKinds};
 use longshore::{
     Client, FlowStatus, JobId, Migrated, NewJob, NewKind, SCHEMA_VERSION, Status, Worker, chain, task,
 };
@@ -153,7 +153,7 @@ async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
         fixture.try_sql(old_register, Some(JobId::new())).await.expect_err("an old worker registers");
     assert!(refused.contains("older than the database"), "{refused}");
     fixture.must_finish(&running, done()).await;
-    fixture.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
+    fixture.put_kinds(&[NewKind::new("mail")]).await.expect("put");
 }
 
 async fn workers_of_version_seven_go_on(fixture: Fixture) {
@@ -199,7 +199,7 @@ async fn operations_missing_from_the_first_version_say_to_migrate(fixture: Fixtu
     downgrade_to_version_one(&fixture).await;
     let store = fixture.store();
     let errors = [
-        store.put_kinds(&[NewKind::new("mail")]).await.expect_err("put_kinds"),
+        store.put_kinds(&[NewKind::new("mail")], ExistingKinds::Update).await.expect_err("put_kinds"),
         store.kinds().await.expect_err("kinds"),
         store.tokens().await.expect_err("tokens"),
         store.tokens_by_hash(&[[7; 32]]).await.expect_err("tokens_by_hash"),

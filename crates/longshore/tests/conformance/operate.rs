@@ -258,7 +258,7 @@ async fn an_edit_keeps_attempts_interruptions_and_lease_number(fixture: Fixture)
 async fn an_edited_payload_deletes_the_checkpoint(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let id = claimed.lease().id;
-    let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw(r#"{"page":5}"#)).await;
+    let saved = fixture.save_checkpoint(&claimed.lease(), &raw(r#"{"page":5}"#)).await;
     assert_eq!(saved.expect("save"), Fenced::Held);
     fixture.must_finish(&claimed, failed()).await;
     fixture.edit(id, Edit::default().priority(7).when(When::After(HOUR))).await.expect("edit");

@@ -7,8 +7,8 @@ use std::time::Duration;
 use longshore::store::OperationStep;
 use longshore::worker::Worker;
 use longshore::{
-    Action, Client, JobFilter, JobId, NewJob, NewOperation, OperationFilter, OperationId, OperationRecord,
-    OperationState, Outcome, Report, Status, UniqueMode,
+    Action, Client, JobFilter, JobId, ListFilter, NewJob, NewOperation, OperationFilter, OperationId,
+    OperationRecord, OperationState, Outcome, Report, Status, UniqueMode,
 };
 use uuid::Uuid;
 
@@ -21,6 +21,7 @@ cases! {
     an_operation_changes_the_jobs_of_a_list,
     an_operation_uses_every_field_of_its_filter,
     jobs_that_cannot_be_changed_count_as_skipped,
+    a_cancel_reaches_jobs_that_are_claimed_while_it_runs,
     a_list_may_be_limited_to_queues,
     the_number_of_jobs_is_known_if_the_counts_contain_it,
     an_operation_that_was_stopped_half_way_changes_each_job_once,
@@ -29,6 +30,7 @@ cases! {
     a_process_that_lost_an_operation_cannot_store_progress,
     an_operation_that_was_stopped_is_no_longer_held,
     the_oldest_operation_that_nobody_holds_is_taken,
+    a_large_operation_does_not_delay_a_small_one,
     a_job_that_fails_again_is_not_retried_again,
     a_job_that_failed_again_before_the_process_died_is_not_retried_again,
     jobs_created_later_are_not_touched,
@@ -193,6 +195,24 @@ async fn jobs_that_cannot_be_changed_count_as_skipped(fixture: Fixture) {
     let id = start(&fixture, NewOperation::matching(Action::Retry, of_kind("mail"))).await;
     run(&fixture).await;
     assert_eq!(counts(&fixture, id).await, [2, 1, 1]);
+}
+
+async fn a_cancel_reaches_jobs_that_are_claimed_while_it_runs(fixture: Fixture) {
+    enqueue(&fixture, 600).await;
+    let id = start(&fixture, NewOperation::matching(Action::Cancel, of_kind("mail"))).await;
+    let worker = fixture.worker_with(DAY).await;
+    // Claims some jobs between the list of a step and its changes.
+    let claim = async {
+        while state(&fixture, id).await == OperationState::Running {
+            fixture.claim(worker, 20).await;
+        }
+    };
+    tokio::join!(claim, run(&fixture));
+    assert_eq!(counts(&fixture, id).await, [600, 600, 0]);
+    let running = ListFilter { statuses: vec![Status::Running], limit: 200, ..ListFilter::default() };
+    let running = fixture.list(&running).await.expect("list").jobs;
+    assert!(running.iter().all(|job| job.cancel_requested), "a job was missed");
+    assert_eq!(fixture.count(Status::Queued).await, 0);
 }
 
 async fn a_list_may_be_limited_to_queues(fixture: Fixture) {
@@ -383,6 +403,34 @@ async fn the_oldest_operation_that_nobody_holds_is_taken(fixture: Fixture) {
     assert_eq!(take().await, None);
     fixture.advance(30 * SECOND).await;
     assert_eq!(take().await, Some(started[0]));
+}
+
+async fn a_large_operation_does_not_delay_a_small_one(fixture: Fixture) {
+    // Ids without a job count as skipped, 200 per step.
+    let unknown = |count| (0..count).map(|_| JobId::new()).collect::<Vec<_>>();
+    let large = start(&fixture, NewOperation::of_jobs(Action::Cancel, unknown(2_000))).await;
+    fixture.advance(SECOND).await;
+    let small = start(&fixture, NewOperation::of_jobs(Action::Cancel, unknown(300))).await;
+    let mut pauses = 0;
+    // Seven of twelve steps: the small operation has two, and does not pause after its last one.
+    let pause = |_| {
+        pauses += 1;
+        ready(pauses < 7)
+    };
+    fixture.run_operations(pause).await.expect("run");
+    assert_eq!(
+        (state(&fixture, small).await, counts(&fixture, small).await),
+        (OperationState::Done, [300, 0, 300])
+    );
+    assert_eq!(
+        (state(&fixture, large).await, counts(&fixture, large).await),
+        (OperationState::Running, [1_200, 0, 1_200])
+    );
+    run(&fixture).await;
+    assert_eq!(
+        (state(&fixture, large).await, counts(&fixture, large).await),
+        (OperationState::Done, [2_000, 0, 2_000])
+    );
 }
 
 async fn a_worker_executes_operations(fixture: Fixture) {

@@ -127,7 +127,7 @@ async fn a_retried_job_is_not_removed(fixture: Fixture) {
 
 async fn history_and_checkpoint_are_removed_with_the_job(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
-    let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw("5")).await.expect("save");
+    let saved = fixture.save_checkpoint(&claimed.lease(), &raw("5")).await.expect("save");
     assert_eq!(saved, longshore::store::Fenced::Held);
     fixture.must_finish(&claimed, failed_permanently()).await;
     fixture.advance(91 * DAY).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use longshore::store::{NewStep, PendingWait, StepState};
+use longshore::store::{Fenced, NewStep, PendingWait, StepState};
 use longshore::worker::{Batched, Builder, Settings};
 use longshore::{Context, Ending, Failure, JobId, NewJob, Status, Worker};
 
@@ -16,6 +16,7 @@ cases! {
     a_step_is_done_once_however_often_the_job_runs,
     a_step_is_found_by_its_name_not_by_its_position,
     a_stale_lease_journals_nothing,
+    the_saved_work_of_several_jobs_is_read_together,
     a_repeated_save_keeps_the_first_value,
     attempts_and_interruptions_count_since_the_last_step,
     a_failed_step_is_not_journaled,
@@ -127,6 +128,40 @@ async fn a_stale_lease_journals_nothing(fixture: Fixture) {
     assert_eq!(results, [longshore::store::Fenced::LeaseLost, longshore::store::Fenced::Held]);
     let steps = fixture.steps(id).await.expect("steps");
     assert_eq!((steps.len(), steps[0].lease_no), (1, new.lease().lease_no));
+}
+
+async fn the_saved_work_of_several_jobs_is_read_together(fixture: Fixture) {
+    let mut claimed = Vec::new();
+    for _ in 0..4 {
+        fixture.add(job("order")).await;
+    }
+    claimed.extend(fixture.claim(fixture.worker().await, 4).await);
+    let leases: Vec<_> = claimed.iter().map(|job| job.lease()).collect();
+    let step = |i: usize, name: &str, bytes: usize| NewStep {
+        lease: leases[i],
+        name: name.into(),
+        value: raw(&format!("\"{}\"", "x".repeat(bytes))),
+    };
+    let steps = [step(0, "b", 10), step(0, "a", 10), step(1, "c", 90), step(3, "d", 1)];
+    fixture.store().save_steps(&steps).await.expect("save");
+    let checkpoints = [(leases[1], raw("1")), (leases[2], raw("2")), (leases[1], raw("3"))];
+    let saved = fixture.store().save_checkpoints(&checkpoints).await.expect("save");
+    assert_eq!(saved, [Fenced::Held; 3]);
+    let ids: Vec<_> = leases.iter().map(|lease| lease.id).collect();
+    let read = async |max_bytes: usize| -> Vec<_> {
+        let work = fixture.store().saved_work(&ids, max_bytes).await.expect("read").into_iter();
+        work.map(|work| {
+            let names =
+                work.steps.map(|steps| steps.into_iter().map(|step| step.name).collect::<Vec<_>>().join(","));
+            (work.checkpoint.map(|data| data.get().to_owned()), names)
+        })
+        .collect()
+    };
+    let text = |text: &str| Some(text.to_owned());
+    let all = [(None, text("a,b")), (text("3"), text("c")), (text("2"), text("")), (None, text("d"))];
+    assert_eq!(read(1000).await, all);
+    let first = [(None, text("a,b")), (text("3"), None), (text("2"), text("")), (None, None)];
+    assert_eq!(read(100).await, first);
 }
 
 async fn a_repeated_save_keeps_the_first_value(fixture: Fixture) {

@@ -369,7 +369,7 @@ async fn a_job_that_its_worker_does_not_know_of_is_released_and_starts(fixture: 
     let claimed = running_elsewhere(&fixture).await;
     let running = idle_worker(&fixture).await;
     let holder = claimed.lease().worker;
-    assert_eq!(fixture.release_unknown(holder, &[], Duration::ZERO).await.expect("release"), 1);
+    assert_eq!(fixture.release_unknown(holder, &[]).await.expect("release"), 1);
     must_start(&fixture, running, claimed.lease().id).await;
 }
 

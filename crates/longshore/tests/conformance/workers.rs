@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use longshore::store::{Beat, Fenced, NewWorker, Registration};
+use longshore::store::{Beat, Claimed, Fenced, NewWorker, Registration};
 use longshore::{Status, SweepScope, WorkerId};
 
 use crate::fixture::*;
@@ -20,6 +20,7 @@ cases! {
     a_dead_worker_cannot_become_alive_again,
     a_heartbeat_of_an_unknown_worker_returns_dead,
     a_heartbeat_returns_every_lost_lease,
+    a_heartbeat_lists_the_live_leases_of_its_worker,
     a_dead_worker_without_leases_is_removed_after_a_while,
     a_dead_worker_is_kept_while_it_has_leases,
     a_worker_that_signs_off_is_removed,
@@ -191,6 +192,33 @@ async fn a_heartbeat_returns_every_lost_lease(fixture: Fixture) {
     assert_eq!((lost, cancel), (vec![held[0], held[2]], Vec::new()));
 }
 
+async fn a_heartbeat_lists_the_live_leases_of_its_worker(fixture: Fixture) {
+    let suspect = fixture.suspect(job("mail")).await;
+    let plain = fixture.add(job("mail")).await;
+    let worker = fixture.worker().await;
+    let mut claimed = fixture.claim(worker, 2).await;
+    claimed.sort_by_key(|job| job.lease().id);
+    assert_eq!(claimed.len(), 2);
+    fixture.add(job("mail")).await;
+    fixture.claim(fixture.worker().await, 1).await;
+    fixture.cancel(plain).await.expect("cancel");
+    fixture.advance(3 * SECOND).await;
+    let live = fixture.store().beat_and_list(worker).await.expect("beat").expect("alive");
+    let brief: Vec<_> =
+        live.iter().map(|live| (live.lease, live.age, live.is_suspect, live.cancel_requested)).collect();
+    let of = |job: &Claimed| {
+        let id = job.lease().id;
+        (job.lease(), 3 * SECOND, id == suspect, id == plain)
+    };
+    assert_eq!(brief, claimed.iter().map(of).collect::<Vec<_>>());
+    let record = fixture.workers(None).await.expect("workers").into_iter().find(|known| known.id == worker);
+    assert_eq!(record.expect("the worker").heartbeat_at, fixture.now().await);
+    assert_eq!(fixture.store().beat_and_list(WorkerId::new()).await.expect("beat"), None);
+    fixture.advance(10 * MINUTE).await;
+    fixture.sweep_now().await;
+    assert_eq!(fixture.store().beat_and_list(worker).await.expect("beat"), None, "a dead worker stays dead");
+}
+
 async fn a_dead_worker_without_leases_is_removed_after_a_while(fixture: Fixture) {
     let worker = fixture.worker().await;
     fixture.advance(61 * SECOND).await;
@@ -286,8 +314,8 @@ async fn leases_that_a_worker_does_not_know_are_released_uncharged(fixture: Fixt
     let held = fixture.claim(worker, 3).await;
     let other_claim = fixture.claim_one(other).await;
     let known = [held[1].lease()];
-    assert_eq!(fixture.release_unknown(worker, &known, Duration::ZERO).await.expect("release"), 2);
-    assert_eq!(fixture.release_unknown(worker, &known, Duration::ZERO).await.expect("release"), 0);
+    assert_eq!(fixture.release_unknown(worker, &known).await.expect("release"), 2);
+    assert_eq!(fixture.release_unknown(worker, &known).await.expect("release"), 0);
     assert_eq!(fixture.store().leases(worker).await.expect("leases"), known);
     assert_eq!(fixture.store().leases(other).await.expect("leases"), [other_claim.lease()]);
     for lost in [&held[0], &held[2]] {

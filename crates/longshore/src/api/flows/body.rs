@@ -300,14 +300,23 @@ impl AddJobsBody {
         if self.jobs.is_empty() {
             return Err(Problem::validation("jobs: the list is empty; send at least one job"));
         }
-        check_count("jobs", self.jobs.len())?;
-        let mut jobs = Vec::with_capacity(self.jobs.len());
-        for (i, text) in self.jobs.iter().enumerate() {
-            let job = new_job(server, text, trace).await;
-            jobs.push(job.map_err(|problem| problem.at(format_args!("jobs[{i}]")))?);
-        }
-        Ok(jobs)
+        new_jobs(server, &self.jobs, trace).await
     }
+}
+
+/// Jobs without keys. Checks the kind and the payload of each.
+pub(in crate::api) async fn new_jobs(
+    server: &Server,
+    texts: &[Box<RawValue>],
+    trace: Option<&str>,
+) -> ApiResult<Vec<NewJob>> {
+    check_count("jobs", texts.len())?;
+    let mut jobs = Vec::with_capacity(texts.len());
+    for (i, text) in texts.iter().enumerate() {
+        let job = new_job(server, text, trace).await;
+        jobs.push(job.map_err(|problem| problem.at(format_args!("jobs[{i}]")))?);
+    }
+    Ok(jobs)
 }
 
 async fn new_task(server: &Server, text: &RawValue, trace: Option<&str>) -> ApiResult<Task> {

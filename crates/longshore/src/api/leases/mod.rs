@@ -1,13 +1,29 @@
 //! Workers in any language: they lease jobs, renew the leases and settle them over
-//! HTTP. They can do durable steps and wait like Rust handlers. Fence, recovery and cancellation are the same as for workers in Rust. A
-//! worker's first call registers it, and every call is a heartbeat.
+//! HTTP. They can do durable steps and wait like Rust handlers. Fence, recovery and cancellation are the same as for
+//! workers in Rust. A worker's first call registers it, and every call is a heartbeat.
+//!
+//! | File | Owns |
+//! |---|---|
+//! | `lease` | the lease call: the request, the response, and the order of its parts |
+//! | `register` | registering workers and kinds |
+//! | `exchange` | the reports in a lease call |
+//! | `waiting` | claiming, and waiting for work and cancels |
+//! | `granted` | a leased job as the response carries it |
+//! | `sessions` | what is kept in memory, as a cache |
+//! | `renew`, `settle`, `steps`, `flows` | the other calls |
 
+mod exchange;
+mod flows;
+mod granted;
 mod lease;
+mod register;
 mod renew;
 mod sessions;
 mod settle;
 mod steps;
+mod waiting;
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
@@ -21,11 +37,13 @@ use super::attempt_metrics::count_http_attempt;
 use super::auth::Caller;
 use super::problem::{ApiResult, Problem, Slug};
 use crate::client::Client;
+use crate::client::settle::Kept;
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::Ending;
-use crate::store::{Beat, Lease};
+use crate::store::{Beat, Claimed, Lease, LiveLease};
 
 // Glob imports, because `routes!` also needs the items that `utoipa::path` generates.
+pub(super) use flows::*;
 pub(super) use lease::*;
 pub(super) use renew::*;
 pub(super) use sessions::Sessions;
@@ -74,6 +92,13 @@ async fn heartbeat(server: &Server, worker: WorkerId) -> ApiResult<WorkerId> {
     }
 }
 
+fn lease_lost(lease: &Lease) -> Problem {
+    Problem::new(
+        Slug::Conflict,
+        format!("lease {} of job {} is lost; stop, another worker owns the job", lease.lease_no, lease.id),
+    )
+}
+
 fn dead_worker(server: &Server, worker: WorkerId) -> Problem {
     server.sessions.remove(worker);
     Problem::new(
@@ -85,19 +110,32 @@ fn dead_worker(server: &Server, worker: WorkerId) -> Problem {
     )
 }
 
-/// Releases the leases that a worker does not list and that are older than
-/// `min_age`: the response that carried them was lost.
+/// Counts the stored end of an attempt, and wakes calls that wait for the end of the job.
+fn note_end(server: &Server, claimed: &Claimed, kept: Kept) {
+    count_http_attempt(claimed, kept);
+    if matches!(kept, Kept::Finished(_)) {
+        server.job_ends.notify(claimed.lease().id);
+    }
+}
+
+/// Releases the leases that a worker does not list and that are older than `min_age`: the response that carried them
+/// was lost. Returns those that it keeps.
 async fn release_unknown(
     client: &Client,
-    worker: WorkerId,
-    held: &[Lease],
+    live: Vec<LiveLease>,
+    known: &HashSet<Lease>,
     min_age: Duration,
-) -> ApiResult<()> {
-    // A full list may be incomplete, so it does not prove that a response was lost.
-    if held.len() < MAX_ITEMS {
-        client.release_unknown(worker, held, min_age).await?;
-    }
-    Ok(())
+) -> ApiResult<Vec<LiveLease>> {
+    let is_unknown = |live: &LiveLease| !known.contains(&live.lease) && live.age >= min_age;
+    let (unknown, kept): (Vec<LiveLease>, Vec<LiveLease>) = live.into_iter().partition(is_unknown);
+    let unknown: Vec<Lease> = unknown.iter().map(|unknown| unknown.lease).collect();
+    client.release(&unknown).await?;
+    Ok(kept)
+}
+
+/// Whether a list of leases is complete, so that leases which it does not contain are unknown to the worker.
+fn is_complete(held: &[Lease]) -> bool {
+    held.len() < MAX_ITEMS
 }
 
 /// Refuses a list with too many items.
@@ -129,11 +167,17 @@ pub(super) async fn sign_off(
         .map_err(|_| Problem::bad_request("worker_id: not a UUID; use the id that POST /leases returned"))?;
     let worker = WorkerId(worker);
     check_worker_access(&server, &caller, worker).await?;
+    // End its waiting calls first: they would claim the jobs that are released now.
+    let session = server.sessions.remove(worker);
+    let _claims = match &session {
+        Some(session) => Some(session.claims.lock().await),
+        None => None,
+    };
     // These attempts may have started, so their history gets an entry.
     let held = server.client.leases(worker).await?;
     let released = held.into_iter().map(|lease| (lease, Ending::Released, Vec::new()));
-    server.client.settle_leases_with(released.collect(), count_http_attempt).await?;
+    let note_end = |claimed: &Claimed, kept| note_end(&server, claimed, kept);
+    server.client.settle_leases_with(released.collect(), note_end).await?;
     server.client.retire(worker).await?;
-    server.sessions.remove(worker);
     Ok(StatusCode::NO_CONTENT)
 }

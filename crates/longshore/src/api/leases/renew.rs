@@ -1,6 +1,7 @@
 //! The heartbeat of an HTTP worker: it sends the leases it holds, and receives those
 //! it has lost and those to cancel.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use axum::Json;
@@ -10,6 +11,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::waiting::Pulse;
 use super::*;
 use crate::api::extract::{Body, objects, optional_objects};
 use crate::api::problem::ProblemBody;
@@ -17,6 +19,9 @@ use crate::api::problem::ProblemBody;
 /// A lease older than this that the worker does not list was in a response that got
 /// lost: no request takes longer.
 const RESPONSE_LOST_AFTER: Duration = Duration::from_secs(30);
+
+/// The maximum size of a progress report, in bytes of JSON.
+pub(super) const MAX_PROGRESS: usize = 64 * 1024;
 
 /// The heartbeat of a worker.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -44,6 +49,16 @@ pub(in crate::api) struct ProgressItem {
     /// Any JSON value up to 64 KiB.
     #[schema(value_type = serde_json::Value)]
     progress: Box<RawValue>,
+}
+
+impl ProgressItem {
+    pub(super) fn lease(&self) -> LeaseRef {
+        LeaseRef { id: self.id, lease_no: self.lease_no }
+    }
+
+    pub(super) fn into_value(self) -> (LeaseRef, Box<RawValue>) {
+        (self.lease(), self.progress)
+    }
 }
 
 /// The leases that need the worker's attention.
@@ -87,20 +102,20 @@ pub(in crate::api) async fn renew(
     check_worker_access(&server, &caller, worker).await?;
     let mut reports = Vec::with_capacity(body.progress.len());
     for ProgressItem { id, lease_no, progress } in body.progress {
-        crate::enqueue::check_json("progress", progress.get(), 64 * 1024)?;
+        crate::enqueue::check_json("progress", progress.get(), MAX_PROGRESS)?;
         reports.push((LeaseRef { id, lease_no }.held_by(worker), progress));
     }
     let held: Vec<Lease> = listed.iter().map(|lease| lease.held_by(worker)).collect();
-    let (lost, cancel) = match server.client.beat(worker, &held).await? {
-        Beat::Alive { lost, cancel } => (lost, cancel),
-        Beat::Dead => return Err(dead_worker(&server, worker)),
-    };
+    let live = server.client.beat_and_list(worker).await?.ok_or_else(|| dead_worker(&server, worker))?;
+    let known: HashSet<Lease> = held.iter().copied().collect();
+    let Pulse { lost, mut cancel, .. } = Pulse::of(&live, &held);
+    cancel.retain(|lease| known.contains(lease));
     if !reports.is_empty() {
         // Lost leases are already in `lost`.
         let _ = server.client.progress(&reports).await?;
     }
-    if body.leases.is_some() {
-        release_unknown(&server.client, worker, &held, RESPONSE_LOST_AFTER).await?;
+    if body.leases.is_some() && is_complete(&held) {
+        release_unknown(&server.client, live, &known, RESPONSE_LOST_AFTER).await?;
     }
     let refs = |leases: &[Lease]| leases.iter().map(LeaseRef::from).collect();
     Ok(Json(RenewResponse { lost: refs(&lost), cancel: refs(&cancel) }))

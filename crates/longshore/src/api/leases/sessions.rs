@@ -1,48 +1,177 @@
 //! What this server keeps in memory about HTTP workers. It only makes calls faster:
-//! any other server can handle the next call without it.
+//! any other server can handle the next call without it. The exception is the end of a wait by a later
+//! call of the same worker, which needs both calls to reach the same server.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
+
+use super::MAX_ITEMS;
 use crate::job::WorkerId;
-use crate::store::{ClaimCursor, Lease};
+use crate::store::{ClaimCursor, Claimed, Lease, LiveLease};
 
 /// The session of a worker that has not called for this long is dropped.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// The maximum number of sessions. Beyond it, the one whose worker has not called for the
 /// longest time is dropped.
 const MAX_SESSIONS: usize = if cfg!(test) { 100 } else { 10_000 };
+/// How often idle sessions are looked for.
+const PRUNE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The sessions of the workers that call this server.
 #[derive(Default)]
-pub(in crate::api) struct Sessions(Mutex<HashMap<WorkerId, Entry>>);
+pub(in crate::api) struct Sessions(Mutex<AllSessions>);
+
+#[derive(Default)]
+struct AllSessions {
+    by_worker: HashMap<WorkerId, Entry>,
+    pruned_at: Option<Instant>,
+}
 
 /// When a worker last called, and its session.
-type Entry = (Instant, Arc<tokio::sync::Mutex<Session>>);
+type Entry = (Instant, Arc<Session>);
 
 /// What is remembered of one worker.
 #[derive(Default)]
 pub(super) struct Session {
+    /// A worker has one claim at a time.
+    pub(super) claims: tokio::sync::Mutex<ClaimState>,
+    /// The number of the newest call that claims.
+    newest_call: watch::Sender<u64>,
+    /// Whether the worker has signed off or was declared dead.
+    ended: watch::Sender<bool>,
+    facts: Mutex<Facts>,
+}
+
+/// Where the claims of a worker stand.
+#[derive(Default)]
+pub(super) struct ClaimState {
     /// Where the last claim stopped. Without it, every call would read past all due jobs
     /// that the worker does not handle.
     pub(super) cursor: ClaimCursor,
     /// The queues and kinds of the last claim.
     pub(super) filter: (Vec<String>, Option<Vec<String>>),
-    /// The leases the worker holds, as far as this server knows, and whether each job
-    /// is a suspect: interrupted before.
-    pub(super) held: HashMap<Lease, bool>,
-    /// The cancels in the last response. They do not end the wait of the next call.
-    pub(super) reported_cancels: HashSet<Lease>,
+}
+
+#[derive(Default)]
+struct Facts {
     /// The value the worker registered with.
-    pub(super) stale_after: Option<Duration>,
+    stale_after: Option<Duration>,
+    /// The claims behind leases that this server granted, for settles. See [`Session::grant`].
+    granted: HashMap<Lease, Arc<Claimed>>,
+    /// The cancels and losses in the last response. They do not end the wait of the next call.
+    reported: HashSet<Lease>,
+}
+
+/// A call that claims. It waits only until the worker makes another one.
+pub(super) struct ClaimingCall {
+    number: u64,
+    newest: watch::Receiver<u64>,
+}
+
+impl ClaimingCall {
+    /// Whether the worker has made another call that claims.
+    pub(super) fn is_superseded(&self) -> bool {
+        *self.newest.borrow() > self.number
+    }
+
+    /// Waits for the next call that claims.
+    pub(super) async fn superseded(&mut self) {
+        let number = self.number;
+        if self.newest.wait_for(|newest| *newest > number).await.is_err() {
+            // Without the session there is no other call.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Session {
+    /// Numbers a call that claims, and ends the wait of earlier ones.
+    pub(super) fn begin_claiming_call(&self) -> ClaimingCall {
+        let mut number = 0;
+        self.newest_call.send_modify(|newest| {
+            *newest += 1;
+            number = *newest;
+        });
+        ClaimingCall { number, newest: self.newest_call.subscribe() }
+    }
+
+    /// Waits until the worker has signed off or was declared dead.
+    pub(super) async fn ended(&self) {
+        if self.ended.subscribe().wait_for(|ended| *ended).await.is_err() {
+            // Cannot happen: the session owns the sender.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn stale_after(&self) -> Option<Duration> {
+        self.facts().stale_after
+    }
+
+    pub(super) fn set_stale_after(&self, stale_after: Duration) {
+        self.facts().stale_after = Some(stale_after);
+    }
+
+    /// Keeps what a settle needs of jobs that a response contains. Only of first attempts that were never
+    /// interrupted: a step that another server stores resets the counters of the others, and this server would
+    /// not learn about it.
+    pub(super) fn grant(&self, jobs: impl Iterator<Item = Arc<Claimed>>) {
+        let mut facts = self.facts();
+        let room = MAX_ITEMS.saturating_sub(facts.granted.len());
+        let has_fixed_counters = |job: &Arc<Claimed>| job.attempt() == 1 && job.interruptions() == 0;
+        facts.granted.extend(jobs.filter(has_fixed_counters).take(room).map(|job| (job.lease(), job)));
+    }
+
+    /// The claim behind a lease, if this server keeps it.
+    pub(super) fn granted(&self, lease: &Lease) -> Option<Arc<Claimed>> {
+        self.facts().granted.get(lease).cloned()
+    }
+
+    /// Drops what is kept of leases that have ended.
+    pub(super) fn forget<'a>(&self, leases: impl Iterator<Item = &'a Lease>) {
+        let mut facts = self.facts();
+        for lease in leases {
+            facts.granted.remove(lease);
+        }
+    }
+
+    /// Drops what is kept of leases that are not live.
+    pub(super) fn keep_live(&self, live: &[LiveLease]) {
+        let mut facts = self.facts();
+        if facts.granted.len() > live.len() {
+            let live: HashSet<Lease> = live.iter().map(|live| live.lease).collect();
+            facts.granted.retain(|lease, _| live.contains(lease));
+        }
+    }
+
+    /// Whether one of these leases was not in the last response. Each cancel and each loss ends one
+    /// call only: a worker that stops its job slowly can wait for other jobs meanwhile.
+    pub(super) fn has_unreported<'a>(&self, mut leases: impl Iterator<Item = &'a Lease>) -> bool {
+        let facts = self.facts();
+        leases.any(|lease| !facts.reported.contains(lease))
+    }
+
+    pub(super) fn set_reported<'a>(&self, leases: impl Iterator<Item = &'a Lease>) {
+        self.facts().reported = leases.copied().collect();
+    }
 }
 
 impl Sessions {
     /// The session of a worker, created on its first call.
-    pub(super) fn of(&self, worker: WorkerId) -> Arc<tokio::sync::Mutex<Session>> {
-        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.retain(|_, (called, _)| called.elapsed() < IDLE_TIMEOUT);
+    pub(super) fn of(&self, worker: WorkerId) -> Arc<Session> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = &mut *all;
+        if all.pruned_at.is_none_or(|at| at.elapsed() >= PRUNE_INTERVAL) {
+            all.pruned_at = Some(Instant::now());
+            all.by_worker.retain(|_, (called, _)| called.elapsed() < IDLE_TIMEOUT);
+        }
+        let sessions = &mut all.by_worker;
         if sessions.len() >= MAX_SESSIONS && !sessions.contains_key(&worker) {
             let oldest = sessions.iter().min_by_key(|(_, (called, _))| *called).map(|(worker, _)| *worker);
             oldest.map(|oldest| sessions.remove(&oldest));
@@ -52,8 +181,19 @@ impl Sessions {
         session.clone()
     }
 
-    pub(super) fn remove(&self, worker: WorkerId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&worker);
+    /// The session of a worker that has called before.
+    pub(super) fn find(&self, worker: WorkerId) -> Option<Arc<Session>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.by_worker.get(&worker).map(|(_, session)| session.clone())
+    }
+
+    /// Drops the session of a worker that signs off or was declared dead, and ends the waits of its calls. Returns the
+    /// session.
+    pub(super) fn remove(&self, worker: WorkerId) -> Option<Arc<Session>> {
+        let removed = self.0.lock().unwrap_or_else(PoisonError::into_inner).by_worker.remove(&worker);
+        let (_, session) = removed?;
+        session.ended.send_replace(true);
+        Some(session)
     }
 }
 
@@ -69,7 +209,16 @@ mod tests {
         for _ in 0..MAX_SESSIONS {
             sessions.of(WorkerId::new());
         }
-        assert_eq!(sessions.0.lock().map(|sessions| sessions.len()).ok(), Some(MAX_SESSIONS));
+        assert_eq!(sessions.0.lock().map(|all| all.by_worker.len()).ok(), Some(MAX_SESSIONS));
         assert!(!Arc::ptr_eq(&kept, &sessions.of(first)), "the session of the first worker was dropped");
+    }
+
+    #[test]
+    fn a_claiming_call_is_superseded_by_the_next_one() {
+        let session = Session::default();
+        let first = session.begin_claiming_call();
+        assert!(!first.is_superseded());
+        let second = session.begin_claiming_call();
+        assert_eq!((first.is_superseded(), second.is_superseded()), (true, false));
     }
 }

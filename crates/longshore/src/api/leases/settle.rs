@@ -1,5 +1,7 @@
 //! Settles attempts of HTTP workers.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -7,11 +9,13 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::sessions::Session;
 use super::*;
 use crate::api::enqueue::{NewJobBody, validate_job};
-use crate::api::extract::{Body, duration, objects};
+use crate::api::extract::{LargeBody, duration, objects};
 use crate::api::problem::ProblemBody;
-use crate::enqueue::ValidJob;
+use crate::client::settle::LeaseReport;
+use crate::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
 use crate::lifecycle::Ending;
 use crate::store::{Claimed, Fenced, Scope};
 
@@ -54,6 +58,12 @@ pub(in crate::api) struct SettleItem {
     follow_ups: Vec<NewJobBody>,
 }
 
+impl SettleItem {
+    pub(super) fn lease(&self) -> LeaseRef {
+        LeaseRef { id: self.id, lease_no: self.lease_no }
+    }
+}
+
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -68,6 +78,9 @@ pub(in crate::api) enum AttemptOutcome {
     Snoozed,
     /// The job was not completed and is due again at once. The attempt is not charged.
     Released,
+    /// The worker did not start the job, for example because no slot became free. The job waits again as
+    /// before the lease, and its history gets no entry. If the call is repeated, the result is `lease_lost`.
+    NotStarted,
 }
 
 /// The result of a settle call.
@@ -130,30 +143,111 @@ impl From<Fenced> for SettleResult {
 pub(in crate::api) async fn settle(
     State(server): State<Server>,
     caller: Caller,
-    Body(body): Body<SettleRequest>,
+    LargeBody(body): LargeBody<SettleRequest>,
 ) -> ApiResult<Json<SettleResponse>> {
     check_count("items", body.items.len())?;
     let worker = WorkerId(body.worker_id);
     check_worker_access(&server, &caller, worker).await?;
-    let refs: Vec<LeaseRef> =
-        body.items.iter().map(|item| LeaseRef { id: item.id, lease_no: item.lease_no }).collect();
-    let leases: Vec<Lease> = refs.iter().map(|lease| lease.held_by(worker)).collect();
-    let claims = server.client.claims(&leases).await?;
-    let mut reports = Vec::with_capacity(leases.len());
-    for (i, ((mut item, lease), claimed)) in body.items.into_iter().zip(leases).zip(claims).enumerate() {
-        let in_item = |problem: Problem| problem.at(format_args!("items[{i}]"));
-        let follow_ups = follow_ups(&server, &caller, item.outcome, std::mem::take(&mut item.follow_ups))
-            .await
-            .map_err(in_item)?;
-        reports.push((lease, ending(item, claimed.as_ref()).map_err(in_item)?, follow_ups));
-    }
-    let stored = server.client.settle_leases_with(reports, count_http_attempt).await?;
+    let session = server.sessions.find(worker);
+    let refs: Vec<LeaseRef> = body.items.iter().map(SettleItem::lease).collect();
+    let reports = prepare(&server, &caller, session.as_deref(), worker, body.items).await?;
+    let at = |(i, report): (usize, ApiResult<LeaseReport>)| {
+        report.map_err(|problem| problem.at(format_args!("items[{i}]")))
+    };
+    let reports = reports.into_iter().enumerate().map(at).collect::<ApiResult<_>>()?;
+    let stored = store(&server, session.as_deref(), reports).await?;
     let items = refs.into_iter().zip(stored).map(|(LeaseRef { id, lease_no }, fenced)| SettledItem {
         id,
         lease_no,
         settled: fenced.into(),
     });
     Ok(Json(SettleResponse { items: items.collect() }))
+}
+
+/// Refuses a result that cannot be stored. In `/leases/settle`, the reason is stored instead of the result, because
+/// that call has no place for it.
+pub(super) fn check_item(item: &SettleItem) -> ApiResult<()> {
+    match &item.result {
+        Some(result) => Ok(check_json("result", result.get(), MAX_PAYLOAD)?),
+        None => Ok(()),
+    }
+}
+
+/// Stores the ends of attempts, each independently of the others. An item that is invalid has a problem as its
+/// result.
+pub(super) async fn store_ends(
+    server: &Server,
+    caller: &Caller,
+    session: Option<&Session>,
+    worker: WorkerId,
+    items: Vec<SettleItem>,
+) -> ApiResult<Vec<ApiResult<Fenced>>> {
+    let mut results = Vec::with_capacity(items.len());
+    let mut valid = Vec::with_capacity(items.len());
+    for report in prepare(server, caller, session, worker, items).await? {
+        match report {
+            Ok(report) => {
+                valid.push(report);
+                results.push(Ok(Fenced::LeaseLost));
+            }
+            Err(problem) => results.push(Err(problem)),
+        }
+    }
+    let stored = store(server, session, valid).await?;
+    results.iter_mut().flatten().zip(stored).for_each(|(result, stored)| *result = stored);
+    Ok(results)
+}
+
+/// Converts items to reports. Reads the claims only of leases that this server does not keep.
+async fn prepare(
+    server: &Server,
+    caller: &Caller,
+    session: Option<&Session>,
+    worker: WorkerId,
+    items: Vec<SettleItem>,
+) -> ApiResult<Vec<ApiResult<LeaseReport>>> {
+    let leases: Vec<Lease> = items.iter().map(|item| item.lease().held_by(worker)).collect();
+    let mut claims: Vec<Option<Arc<Claimed>>> = leases.iter().map(|lease| session?.granted(lease)).collect();
+    let unknown: Vec<usize> = (0..leases.len()).filter(|i| claims[*i].is_none()).collect();
+    if !unknown.is_empty() {
+        let read: Vec<Lease> = unknown.iter().map(|i| leases[*i]).collect();
+        for (i, claimed) in unknown.into_iter().zip(server.client.claims(&read).await?) {
+            claims[i] = claimed.map(Arc::new);
+        }
+    }
+    let mut reports = Vec::with_capacity(items.len());
+    for ((mut item, lease), claimed) in items.into_iter().zip(leases).zip(claims) {
+        let follow_ups = std::mem::take(&mut item.follow_ups);
+        let report = match follow_ups_of(server, caller, item.outcome, follow_ups).await {
+            Ok(follow_ups) => ending(item, claimed.as_deref()).map(|ending| LeaseReport {
+                lease,
+                claimed,
+                ending,
+                follow_ups,
+            }),
+            Err(problem) => Err(problem),
+        };
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+/// Stores reports. Returns one result per report.
+async fn store(
+    server: &Server,
+    session: Option<&Session>,
+    reports: Vec<LeaseReport>,
+) -> ApiResult<Vec<Fenced>> {
+    if reports.is_empty() {
+        return Ok(Vec::new());
+    }
+    let leases: Vec<Lease> = reports.iter().map(|report| report.lease).collect();
+    let stored =
+        server.client.settle_claimed(reports, |claimed, kept| note_end(server, claimed, kept)).await?;
+    if let Some(session) = session {
+        session.forget(leases.iter());
+    }
+    Ok(stored)
 }
 
 /// Converts an item. `claimed` has the retry policy of the job.
@@ -202,11 +296,13 @@ fn ending(item: SettleItem, claimed: Option<&Claimed>) -> ApiResult<Ending> {
             }
         },
         AttemptOutcome::Released => Ending::Released,
+        // A lost lease has no claim, and its settle is not stored anyway.
+        AttemptOutcome::NotStarted => claimed.map_or(Ending::Released, Claimed::not_started),
     })
 }
 
 /// Checks the follow-up jobs of an item as any other new job.
-async fn follow_ups(
+async fn follow_ups_of(
     server: &Server,
     caller: &Caller,
     outcome: AttemptOutcome,
@@ -222,6 +318,7 @@ async fn follow_ups(
     }
     let mut jobs = Vec::with_capacity(bodies.len());
     for body in bodies {
+        body.refuse_id()?;
         let job = validate_job(server, caller, body).await?;
         server.limiter.check_depth(&server.client, job.queue()).await?;
         jobs.push(job);

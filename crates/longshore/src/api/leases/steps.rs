@@ -19,7 +19,7 @@ use crate::api::steps::StepBody;
 use crate::enqueue::{check_event, check_json, check_name};
 use crate::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
 use crate::store::{
-    Fenced, Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState, check_journal,
+    Claimed, Fenced, Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState, check_journal,
 };
 use crate::waits::{WaitState, Winner};
 
@@ -84,11 +84,25 @@ pub(in crate::api) async fn save_steps(
     caller: Caller,
     Body(body): Body<SaveStepsRequest>,
 ) -> ApiResult<Json<SaveStepsResponse>> {
-    check_count("steps", body.steps.len())?;
-    let mut steps = Vec::with_capacity(body.steps.len());
-    let mut names = HashSet::new();
     let lease = LeaseRef { id: body.id, lease_no: body.lease_no }.held_by(WorkerId(body.worker_id));
-    for (i, NewStepBody { name, value }) in body.steps.into_iter().enumerate() {
+    let steps = checked_steps(lease, body.steps)?;
+    check_worker_access(&server, &caller, lease.worker).await?;
+    heartbeat(&server, lease.worker).await?;
+    let saved = store_new(&server, lease, &steps).await?;
+    Ok(Json(SaveStepsResponse { saved: saved.into() }))
+}
+
+/// Stores steps of a leased job, all or none.
+pub(super) async fn store_steps(server: &Server, lease: Lease, steps: Vec<NewStepBody>) -> ApiResult<Fenced> {
+    let steps = checked_steps(lease, steps)?;
+    store_new(server, lease, &steps).await
+}
+
+fn checked_steps(lease: Lease, bodies: Vec<NewStepBody>) -> ApiResult<Vec<NewStep>> {
+    check_count("steps", bodies.len())?;
+    let mut steps = Vec::with_capacity(bodies.len());
+    let mut names = HashSet::new();
+    for (i, NewStepBody { name, value }) in bodies.into_iter().enumerate() {
         let in_step = |problem: Problem| problem.at(format_args!("steps[{i}]"));
         let value = value.unwrap_or_default();
         check_name("name", &name).map_err(|error| in_step(error.into()))?;
@@ -98,20 +112,22 @@ pub(in crate::api) async fn save_steps(
         }
         steps.push(NewStep { lease, name, value });
     }
-    check_worker_access(&server, &caller, lease.worker).await?;
-    heartbeat(&server, lease.worker).await?;
+    Ok(steps)
+}
+
+/// Stores steps if none of their names belongs to another step.
+async fn store_new(server: &Server, lease: Lease, steps: &[NewStep]) -> ApiResult<Fenced> {
     if server.client.assert_lease(&lease).await? == Fenced::LeaseLost {
-        return Ok(Json(SaveStepsResponse { saved: SettleResult::LeaseLost }));
+        return Ok(Fenced::LeaseLost);
     }
-    let journal = server.client.journaled(lease.id, &names_of(&steps)).await?;
+    let journal = server.client.journaled(lease.id, &names_of(steps)).await?;
     for (i, step) in steps.iter().enumerate() {
         let stored = journal.named.iter().find(|stored| stored.name == step.name);
         if let Some(stored) = stored {
             check_repetition(step, stored).map_err(|problem| problem.at(format_args!("steps[{i}]")))?;
         }
     }
-    let saved = store(&server, &journal, &steps).await?;
-    Ok(Json(SaveStepsResponse { saved: saved.into() }))
+    store(server, &journal, steps).await
 }
 
 fn names_of(steps: &[NewStep]) -> Vec<String> {
@@ -207,13 +223,7 @@ pub(in crate::api) async fn journal(
     check_worker_access(&server, &caller, lease.worker).await?;
     heartbeat(&server, lease.worker).await?;
     if server.client.assert_lease(&lease).await? == Fenced::LeaseLost {
-        return Err(Problem::new(
-            Slug::Conflict,
-            format!(
-                "lease {} of job {} is lost; stop, another worker owns the job",
-                lease.lease_no, lease.id
-            ),
-        ));
+        return Err(lease_lost(&lease));
     }
     let steps = server.client.steps(lease.id).await?;
     Ok(Json(JournalResponse { steps: steps.into_iter().map(StepBody::from).collect() }))
@@ -332,7 +342,7 @@ pub(in crate::api) async fn wait(
     let names: Vec<String> = waits.iter().map(|wait| wait.name.clone()).collect();
     let journal = server.client.journaled(lease.id, &names).await?;
     if server.client.assert_lease(&lease).await? == Fenced::LeaseLost {
-        return Ok(Json(ended_before(&lease, &journal)));
+        return Ok(Json(WaitResponse { status: ended_before(&lease, &journal), done: Vec::new() }));
     }
     let (mut done, mut over, mut open) = (Vec::new(), Vec::new(), Vec::new());
     let mut timed_out = 0;
@@ -356,9 +366,7 @@ pub(in crate::api) async fn wait(
         }
     }
     if done.is_empty() {
-        let reports = vec![(lease, Ending::Suspended { waits: open }, Vec::new())];
-        let stored = server.client.settle_leases_with(reports, count_http_attempt).await?;
-        let status = if stored == [Fenced::Held] { WaitStatus::Suspended } else { WaitStatus::LeaseLost };
+        let status = suspend(&server, lease, open).await?;
         return Ok(Json(WaitResponse { status, done }));
     }
     match store(&server, &journal, &over).await? {
@@ -424,22 +432,37 @@ async fn stand_of(server: &Server, wait: &CheckedWait, stored: Option<&StepRecor
     Ok(Stand::Now(server.client.wait_state(&wait.events, wait.time, earlier).await?))
 }
 
-/// The response for a lease that has ended: an earlier call may have suspended it, and its response
+/// Ends a lease whose job waits.
+pub(super) async fn suspend(server: &Server, lease: Lease, waits: Vec<PendingWait>) -> ApiResult<WaitStatus> {
+    let reports = vec![(lease, Ending::Suspended { waits }, Vec::new())];
+    let note_end = |claimed: &Claimed, kept| note_end(server, claimed, kept);
+    let stored = server.client.settle_leases_with(reports, note_end).await?;
+    Ok(if stored == [Fenced::Held] { WaitStatus::Suspended } else { WaitStatus::LeaseLost })
+}
+
+/// The status of a wait whose lease has ended: an earlier call may have suspended it, and its response
 /// was lost.
-fn ended_before(lease: &Lease, journal: &Journaled) -> WaitResponse {
+pub(super) fn ended_before(lease: &Lease, journal: &Journaled) -> WaitStatus {
     let by_this_lease = |step: &StepRecord| {
         step.lease_no == lease.lease_no && matches!(step.state, StepState::Waiting { .. })
     };
-    let status = if !journal.named.is_empty() && journal.named.iter().all(by_this_lease) {
+    if !journal.named.is_empty() && journal.named.iter().all(by_this_lease) {
         WaitStatus::Suspended
     } else {
         WaitStatus::LeaseLost
-    };
-    WaitResponse { status, done: Vec::new() }
+    }
 }
 
-fn encode(winner: &Winner) -> ApiResult<Box<RawValue>> {
-    serde_json::value::to_raw_value(winner).map_err(|error| {
-        crate::Error::internal("what ended a wait cannot be encoded as JSON").with_source(error).into()
+/// Refuses one more step with this value if the journal would become too large.
+pub(super) fn check_journal_of(journal: &Journaled, value: &RawValue) -> ApiResult<()> {
+    let added = usize::from(journal.named.is_empty());
+    check_journal(journal.steps + added, journal.bytes + value.get().len())
+        .map_err(|why| Problem::validation(format!("name: {why}")))
+}
+
+/// Encodes the value of a step.
+pub(super) fn encode(value: &impl Serialize) -> ApiResult<Box<RawValue>> {
+    serde_json::value::to_raw_value(value).map_err(|error| {
+        crate::Error::internal("the value of a step cannot be encoded as JSON").with_source(error).into()
     })
 }

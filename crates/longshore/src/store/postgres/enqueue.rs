@@ -283,7 +283,7 @@ async fn insert_new(tx: &mut Tx<'_>, jobs: &[ValidJob], step: &[usize], parts: &
         return Ok(());
     }
     let stored: Vec<Uuid> = row.try_get::<Option<_>, _>(3)?.unwrap_or_default();
-    let stored: BTreeSet<Uuid> = stored.into_iter().collect();
+    let mut stored: BTreeSet<Uuid> = stored.into_iter().collect();
     let keys: Vec<&str> = keys.into_iter().flatten().collect();
     let rows = sqlx::query(tx.sql(BY_KEY_OR_ID))
         .bind(&keys)
@@ -299,14 +299,17 @@ async fn insert_new(tx: &mut Tx<'_>, jobs: &[ValidJob], step: &[usize], parts: &
     }
     for i in step {
         let job = &jobs[*i];
+        // Of several jobs with one id, the first is stored.
+        let is_new = stored.remove(&job.id.0);
+        let stored_as = if is_new { EnqueuedAs::Created } else { job.stored_as() };
         let holders = Holders {
-            earlier: ids.contains(&job.id.0).then_some((job.id, EnqueuedAs::Created)),
+            earlier: ids.contains(&job.id.0).then_some((job.id, stored_as)),
             idempotency: job.idempotency_key.as_ref().and_then(|key| by_key.get(key)).map(|id| JobId(*id)),
             unique: None,
         };
         parts.results[*i] = Some(match keys::decide(holders, UniqueMode::default()) {
             Decision::Repeat(id, how) => {
-                parts.repeated |= !stored.contains(&id.0);
+                parts.repeated |= !is_new;
                 Enqueued { id, how }
             }
             Decision::Existing(id) => Enqueued { id, how: EnqueuedAs::Existing },
@@ -411,7 +414,7 @@ async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<(Holders, DateTime<Utc>
         .fetch_one(&mut *tx.connection)
         .await?;
     let earlier = if row.try_get("stored")? {
-        Some((job.id, EnqueuedAs::Created))
+        Some((job.id, job.stored_as()))
     } else if let Some(id) = row.try_get("merged_into")? {
         let how = if row.try_get("replaced")? { EnqueuedAs::Replaced } else { EnqueuedAs::Existing };
         Some((JobId(id), how))

@@ -400,7 +400,8 @@ fn task_record(row: &PgRow) -> Sql<TaskRecord> {
 }
 
 const PARENTS: &str = "
-    select l.parent, j.task, f.outcome::text, f.result::text
+    select l.parent, j.task, f.outcome::text, f.result::text,
+           case when f.outcome <> 'succeeded' then f.last_error end
       from longshore.links l
       join longshore.jobs j on j.id = l.parent
       left join longshore.finished f on f.id = l.parent
@@ -439,7 +440,8 @@ pub(super) async fn awaited_flow(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<FlowI
 }
 
 const CHILDREN: &str = "
-    select j.id, j.task, f.outcome::text, f.result::text
+    select j.id, j.task, f.outcome::text, f.result::text,
+           case when f.outcome <> 'succeeded' then f.last_error end
       from (select id, task
               from longshore.jobs
              where flow = $1
@@ -470,5 +472,6 @@ fn parent_record(row: &PgRow) -> Sql<ParentRecord> {
         task: row.try_get(1)?,
         outcome: row.try_get::<Option<&str>, _>(2)?.map(Outcome::from_stored).transpose()?,
         result: row.try_get::<Option<String>, _>(3)?.map(raw).transpose()?,
+        error: row.try_get(4)?,
     })
 }

@@ -6,7 +6,9 @@ use sqlx::postgres::PgRow;
 
 use super::retain::takes_turn;
 use super::tx::{Sql, Tx};
-use crate::store::{KEPT_DAYS, MINUTES_KEPT_HOURS, Measure, Measured, NewMeasure, What, start_of};
+use crate::store::{
+    HistoryFilter, KEPT_DAYS, MINUTES_KEPT_HOURS, Measure, Measured, NewMeasure, What, start_of,
+};
 
 /// Numbers are added up; of depths and ages, the largest is kept.
 macro_rules! merge {
@@ -58,18 +60,30 @@ pub(super) async fn put_samples(tx: &mut Tx<'_>, samples: &[NewMeasure]) -> Sql<
 }
 
 const MEASURED: &str = "
-    select minute, what, queue, kind, bucket, value
+    select minute,
+           what,
+           case when $4 then queue else '' end,
+           case when $5 then kind else '' end,
+           bucket,
+           case when what = 'overdue' then max(value) else sum(value)::int8 end
       from longshore.measures
-     where minute >= $1
-        or (minute = $2 and minute < $3)   -- minutes folded into an hour
-     order by minute, what, queue, kind, bucket";
+     where (minute >= $1
+         or (minute = $2 and minute < $3))   -- minutes folded into an hour
+       and ($6::text[] is null or queue = any($6))
+       -- Depths and ages are also stored for all queues together.
+       and (what in ('waited', 'failed') or $4 or $6 is not null or queue = '')
+     group by 1, 2, 3, 4, 5
+     order by 1, 2, 3, 4, 5";
 
-pub(super) async fn measured(tx: &mut Tx<'_>, since: DateTime<Utc>) -> Sql<Vec<Measured>> {
+pub(super) async fn measured(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Sql<Vec<Measured>> {
     let (minutes_from, _) = bounds(tx).await?;
     let rows = sqlx::query(tx.sql(MEASURED))
-        .bind(start_of(60, since))
-        .bind(start_of(60 * 60, since))
+        .bind(start_of(60, filter.since))
+        .bind(start_of(60 * 60, filter.since))
         .bind(minutes_from)
+        .bind(filter.detail.has_queues())
+        .bind(filter.detail.has_kinds())
+        .bind(&filter.queues)
         .fetch_all(&mut *tx.connection)
         .await?;
     let measured = |row: &PgRow| -> Sql<Measured> {

@@ -6,7 +6,7 @@ use sqlx::postgres::PgRow;
 
 use super::inspect::raw;
 use super::tx::{Sql, Tx};
-use crate::store::{KindRecord, NewKind, by_name};
+use crate::store::{ExistingKinds, KindRecord, NewKind, by_name};
 
 const PUT_KINDS: &str = "
     insert into longshore.kinds as k (name, schema, defaults, updated_at)
@@ -15,14 +15,16 @@ const PUT_KINDS: &str = "
         on conflict (name) do update
        set schema = coalesce(excluded.schema, k.schema),
            defaults = coalesce(excluded.defaults, k.defaults),
-           updated_at = excluded.updated_at";
+           updated_at = excluded.updated_at
+     where $4";
 
-pub(super) async fn put_kinds(tx: &mut Tx<'_>, kinds: &[NewKind]) -> Sql<()> {
+pub(super) async fn put_kinds(tx: &mut Tx<'_>, kinds: &[NewKind], existing: ExistingKinds) -> Sql<()> {
     let merged = by_name(kinds);
     sqlx::query(tx.sql(PUT_KINDS))
         .bind(merged.keys().copied().collect::<Vec<_>>())
         .bind(merged.values().map(|(schema, _)| *schema).collect::<Vec<_>>())
         .bind(merged.values().map(|(_, defaults)| *defaults).collect::<Vec<_>>())
+        .bind(existing == ExistingKinds::Update)
         .execute(&mut *tx.connection)
         .await?;
     Ok(())

@@ -111,31 +111,45 @@ pub(super) async fn progress(tx: &mut Tx<'_>, reports: &[(Lease, Box<RawValue>)]
 
 /// Locks the lease's row so that the lease cannot be taken meanwhile. A checkpoint of a
 /// lost lease cannot overwrite one of the next lease.
-const SAVE_CHECKPOINT: &str = "
-    with held as (
-      select id, lease_no
-        from longshore.running
-       where id = $1
-         and lease_no = $2
-         and worker = $3
-         for key share)
-    insert into longshore.checkpoints (job, lease_no, data, saved_at)
-    select id, lease_no, $4::text::json, longshore.clock()
+const SAVE_CHECKPOINTS: &str = "
+    with input as (
+      select *
+        from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::text[]))
+          as input(id, lease_no, worker, data)),
+    held as (
+      select r.id, r.lease_no, i.data
+        from longshore.running r
+        join input i
+          on i.id = r.id
+         and i.lease_no = r.lease_no   -- fence: a newer lease owns the row
+         and i.worker = r.worker
+       order by r.id
+         for key share of r)
+    insert into longshore.checkpoints as c (job, lease_no, data, saved_at)
+    select id, lease_no, data::json, longshore.clock()
       from held
         on conflict (job) do update
        set lease_no = excluded.lease_no,
            data = excluded.data,
-           saved_at = excluded.saved_at";
+           saved_at = excluded.saved_at
+    returning c.job, c.lease_no";
 
-pub(super) async fn save_checkpoint(tx: &mut Tx<'_>, lease: &Lease, data: &RawValue) -> Sql<Fenced> {
-    let done = sqlx::query(tx.sql(SAVE_CHECKPOINT))
-        .bind(lease.id.0)
-        .bind(lease.lease_no)
-        .bind(lease.worker.0)
-        .bind(data.get())
-        .execute(&mut *tx.connection)
+pub(super) async fn save_checkpoints(
+    tx: &mut Tx<'_>,
+    checkpoints: &[(Lease, Box<RawValue>)],
+) -> Sql<Vec<Fenced>> {
+    // One statement can store only one checkpoint of a job.
+    let newest: BTreeMap<Lease, &str> =
+        checkpoints.iter().map(|(lease, data)| (*lease, data.get())).collect();
+    let rows: Vec<(Uuid, i32)> = sqlx::query_as(tx.sql(SAVE_CHECKPOINTS))
+        .bind(newest.keys().map(|lease| lease.id.0).collect::<Vec<_>>())
+        .bind(newest.keys().map(|lease| lease.lease_no).collect::<Vec<_>>())
+        .bind(newest.keys().map(|lease| lease.worker.0).collect::<Vec<_>>())
+        .bind(newest.values().copied().collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
         .await?;
-    Ok(fenced(done.rows_affected() > 0))
+    // The worker is not compared: a lease number belongs to one worker.
+    Ok(checkpoints.iter().map(|(lease, _)| fenced(rows.contains(&(lease.id.0, lease.lease_no)))).collect())
 }
 
 pub(super) async fn checkpoint(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<Box<RawValue>>> {

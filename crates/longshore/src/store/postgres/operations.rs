@@ -128,7 +128,7 @@ const TAKE_OPERATION: &str = concat!(
                from longshore.operations o
               where o.state = 'running'
                 and (o.held_until is null or o.held_until <= longshore.clock())
-              order by o.created_at, o.id
+              order by o.held_until nulls first, o.created_at, o.id   -- operations take turns
               limit 1
                 for update skip locked)
     returning ids, ",

@@ -134,7 +134,13 @@ const QUEUES: &str = concat!(
                        order by r.grp, r.priority desc, r.run_at, r.id
                        limit (select jobs + 1 from bound))
                      limit (select jobs + 1 from bound)) as bounded) as waiting,
-           coalesce(r.n, 0) as running, (select jobs from bound) as bound
+           coalesce(r.n, 0) as running, (select jobs from bound) as bound, (
+             select count(*)
+               from (select 1
+                       from longshore.groups g
+                      where g.queue = n.name
+                        and g.paused
+                      limit 1000) as bounded) as paused_groups
       from names n
       left join longshore.queues s on s.name = n.name
       left join suspects p on p.queue = n.name
@@ -166,6 +172,7 @@ pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
             waiting: waiting as u64,
             waiting_estimated: false,
             running: row.try_get::<i64, _>("running")? as u64,
+            paused_groups: row.try_get::<i64, _>("paused_groups")? as u64,
         };
         if waiting > bound {
             let counts = match &mut estimates {

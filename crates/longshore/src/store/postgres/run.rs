@@ -23,6 +23,9 @@ pub(super) const QUICK: Duration = Duration::from_secs(5);
 /// The first deadline of a quick read. A second try, on another connection, has the usual
 /// one.
 const READ: Duration = Duration::from_secs(3);
+/// The deadline of what a page reads. A little more than the server may work on each
+/// statement.
+const VIEW: Duration = Duration::from_secs(12);
 /// The deadline of an enqueue. It leaves a second to repeat the enqueue on a new
 /// connection before callers have waited for five.
 const ENQUEUE: Duration = Duration::from_millis(3500);
@@ -50,6 +53,16 @@ pub(super) struct Mode {
     /// How long the database may take to reply.
     deadline: Duration,
     on_broken_connection: OnBrokenConnection,
+    statements: Statements,
+}
+
+/// How long the server may work on a statement.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Statements {
+    /// Until the connection is closed.
+    Unlimited,
+    /// As long as somebody waits for a page. Afterwards the server must not go on working for nobody.
+    OfAView,
 }
 
 /// What happens to an operation whose connection breaks, so that it is unknown whether
@@ -63,7 +76,8 @@ enum OnBrokenConnection {
 
 impl Mode {
     const fn new(class: Class, deadline: Duration) -> Self {
-        Mode { class, deadline, on_broken_connection: OnBrokenConnection::Fail }
+        let on_broken_connection = OnBrokenConnection::Fail;
+        Mode { class, deadline, on_broken_connection, statements: Statements::Unlimited }
     }
 
     /// For operations that may take long.
@@ -74,7 +88,13 @@ impl Mode {
     pub(super) const QUICK: Mode = Mode::new(Class::Quick, QUICK);
     /// For quick operations that only read.
     const READ: Mode =
-        Mode { class: Class::Quick, deadline: READ, on_broken_connection: OnBrokenConnection::Repeat };
+        Mode { on_broken_connection: OnBrokenConnection::Repeat, ..Mode::new(Class::Quick, READ) };
+    /// For operations that read much for a page that somebody waits for.
+    const VIEW: Mode = Mode {
+        on_broken_connection: OnBrokenConnection::Repeat,
+        statements: Statements::OfAView,
+        ..Mode::new(Class::Slow, VIEW)
+    };
     /// For operations that set deadlines for their parts.
     pub(super) const QUICK_IN_PARTS: Mode = Mode::new(Class::Quick, DEADLINE);
     /// For operations that wait for another client's transaction.
@@ -93,7 +113,7 @@ impl Mode {
             Class::Waiting => OnBrokenConnection::Fail,
             Class::Quick | Class::Slow => OnBrokenConnection::Repeat,
         };
-        Mode { class, deadline, on_broken_connection }
+        Mode { on_broken_connection, ..Mode::new(class, deadline) }
     }
 
     /// Whether to run the operation once more, on another connection.
@@ -205,6 +225,16 @@ impl PostgresStore {
         self.run_as(Mode::READ, args, work).await
     }
 
+    /// As [`run`](Self::run), in a read-only transaction whose statements the server stops
+    /// when they take too long.
+    pub(super) async fn run_view<A, T>(&self, args: A, work: Work<A, T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.run_as(Mode::VIEW, args, work).await
+    }
+
     /// As [`run`](Self::run), but stops with its caller and closes the connection: a
     /// heartbeat must not wait for an earlier one. Only for work that is harmless if
     /// it completes unnoticed.
@@ -267,7 +297,16 @@ impl PostgresStore {
     async fn attempt(&self, mode: Mode, operation: &dyn Operation) -> Sql<Value> {
         let mut connection = self.0.pool.acquire(mode.class, mode.max_acquire_wait()).await?;
         let mut tx = Tx::new(&self.0, &mut connection);
-        let done = self.reply_within(mode, operation.run(&mut tx)).await;
+        let work: Working<'_, Value> = match mode.statements {
+            Statements::Unlimited => operation.run(&mut tx),
+            Statements::OfAView => Box::pin(async {
+                let mut view = tx.begin_view().await?;
+                let value = operation.run(&mut view.tx()).await?;
+                view.commit().await?;
+                Ok(value)
+            }),
+        };
+        let done = self.reply_within(mode, work).await;
         connection.release(done.as_ref().err()).await;
         done
     }

@@ -5,14 +5,13 @@ use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::queues::find_waiting_queues;
 use super::tx::{Sql, Tx};
 use crate::job::{JobId, Outcome, Status};
-use crate::store::{Ahead, Count, Tallied, Tally, add_up, start_of};
+use crate::store::{Ahead, Count, HistoryFilter, Tallied, Tally, add_up, start_of};
 
 const COUNT_FINISHED: &str = "
     select outcome::text, queue, kind, sum(kept)::int8
@@ -408,17 +407,26 @@ pub(super) async fn ahead(
 }
 
 const TALLIED: &str = "
-    select minute, queue, kind, outcome::text, run_bucket, sum(ended)::int8
+    select minute,
+           case when $3 then queue else '' end,
+           case when $4 then kind else '' end,
+           outcome::text,
+           run_bucket,
+           sum(ended)::int8
       from longshore.tallies
      where ended > 0
        and ((level in (0, 1) and minute >= $1)
          or (level = 2 and minute >= $2))   -- minutes folded into an hour
-     group by minute, queue, kind, outcome, run_bucket";
+       and ($5::text[] is null or queue = any($5))
+     group by 1, 2, 3, 4, 5";
 
-pub(super) async fn tallied(tx: &mut Tx<'_>, since: DateTime<Utc>) -> Sql<Vec<Tallied>> {
+pub(super) async fn tallied(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Sql<Vec<Tallied>> {
     let rows = sqlx::query(tx.sql(TALLIED))
-        .bind(start_of(60, since))
-        .bind(start_of(60 * 60, since))
+        .bind(start_of(60, filter.since))
+        .bind(start_of(60 * 60, filter.since))
+        .bind(filter.detail.has_queues())
+        .bind(filter.detail.has_kinds())
+        .bind(&filter.queues)
         .fetch_all(&mut *tx.connection)
         .await?;
     let tally = |row: &PgRow| -> Sql<Tally> {

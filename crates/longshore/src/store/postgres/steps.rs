@@ -1,13 +1,18 @@
 //! Durable steps: the journal of a job, and what it waits for.
 
+use std::collections::HashMap;
+
 use sqlx::Row;
 use sqlx::postgres::PgRow;
+use uuid::Uuid;
 
 use super::inspect::raw;
 use super::lease::fenced;
 use super::tx::{Sql, Tx};
 use crate::job::JobId;
-use crate::store::{Fenced, Journaled, NewStep, Settlement, StepRecord, StepState};
+use crate::store::{
+    Fenced, Journaled, NewStep, SavedWork, Settlement, StepRecord, StepState, journals_that_fit,
+};
 
 const STEPS: &str = "
     select name, lease_no, saved_at, until, value::text
@@ -30,6 +35,46 @@ fn step(row: &PgRow) -> Sql<StepRecord> {
             None => StepState::Waiting { until: row.try_get(3)? },
         },
     })
+}
+
+const SAVED_WORK: &str = "
+    select c.data::text, coalesce(s.bytes, 0)
+      from unnest((select $1::uuid[])) with ordinality as i(id, nth)
+      left join longshore.checkpoints c on c.job = i.id
+      left join lateral (
+             select sum(octet_length(name) + coalesce(octet_length(value::text), 0))::int8 as bytes
+               from longshore.steps
+              where job = i.id) as s on true
+     order by i.nth";
+
+const STEPS_OF: &str = "
+    select name, lease_no, saved_at, until, value::text, job
+      from longshore.steps
+     where job = any($1::uuid[])
+     order by name";
+
+pub(super) async fn saved_work(tx: &mut Tx<'_>, ids: &[JobId], max_bytes: usize) -> Sql<Vec<SavedWork>> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let found: Vec<(Option<String>, i64)> =
+        sqlx::query_as(tx.sql(SAVED_WORK)).bind(&ids).fetch_all(&mut *tx.connection).await?;
+    let fits = journals_that_fit(found.iter().map(|(_, bytes)| *bytes as usize), max_bytes);
+    let is_read = |i: &usize| fits[*i] && found[*i].1 > 0;
+    let read: Vec<Uuid> = (0..ids.len()).filter(is_read).map(|i| ids[i]).collect();
+    let mut steps = HashMap::<Uuid, Vec<StepRecord>>::new();
+    if !read.is_empty() {
+        let rows = sqlx::query(tx.sql(STEPS_OF)).bind(&read).fetch_all(&mut *tx.connection).await?;
+        for row in &rows {
+            steps.entry(row.try_get(5)?).or_default().push(step(row)?);
+        }
+    }
+    let mut saved = Vec::with_capacity(ids.len());
+    for ((id, fits), (checkpoint, _)) in ids.iter().zip(fits).zip(found) {
+        saved.push(SavedWork {
+            checkpoint: checkpoint.map(raw).transpose()?,
+            steps: fits.then(|| steps.remove(id).unwrap_or_default()),
+        });
+    }
+    Ok(saved)
 }
 
 /// The length of a value is known without reading the value.

@@ -117,10 +117,12 @@ impl Store for PostgresStore {
         self.run_quick(reports.to_vec(), |tx, reports| Box::pin(lease::progress(tx, reports))).await
     }
 
-    async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
-        check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
-        self.run_quick((*lease, data.to_owned()), |tx, (lease, data)| {
-            Box::pin(lease::save_checkpoint(tx, lease, data))
+    async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
+        for (_, data) in checkpoints {
+            check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
+        }
+        self.run_quick(checkpoints.to_vec(), |tx, checkpoints| {
+            Box::pin(lease::save_checkpoints(tx, checkpoints))
         })
         .await
     }
@@ -137,6 +139,13 @@ impl Store for PostgresStore {
 
     async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
         self.run_read(id, |tx, id| Box::pin(steps::steps(tx, *id))).await
+    }
+
+    async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>> {
+        self.run_read((ids.to_vec(), max_bytes), |tx, (ids, max_bytes)| {
+            Box::pin(steps::saved_work(tx, ids, *max_bytes))
+        })
+        .await
     }
 
     async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
@@ -168,6 +177,10 @@ impl Store for PostgresStore {
             Box::pin(workers::beat(tx, *worker, held))
         })
         .await
+    }
+
+    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
+        self.run_while_awaited(worker, |tx, worker| Box::pin(workers::beat_and_list(tx, *worker))).await
     }
 
     async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>> {
@@ -457,6 +470,19 @@ impl Store for PostgresStore {
         .await
     }
 
+    async fn find_groups(
+        &self,
+        text: &str,
+        queues: Option<&[String]>,
+        limit: u32,
+    ) -> Result<Vec<FoundGroup>> {
+        self.run_read(
+            (text.to_owned(), queues.map(<[String]>::to_vec), limit),
+            |tx, (text, queues, limit)| Box::pin(groups::find_groups(tx, text, queues.as_deref(), *limit)),
+        )
+        .await
+    }
+
     async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>> {
         self.run_read((queue.to_owned(), group.to_owned(), priority), |tx, (queue, group, priority)| {
             Box::pin(groups::place_in_line(tx, queue, group, *priority))
@@ -504,8 +530,8 @@ impl Store for PostgresStore {
         .await
     }
 
-    async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
-        self.run(since, |tx, since| Box::pin(stats::tallied(tx, *since))).await
+    async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>> {
+        self.run_view(filter.clone(), |tx, filter| Box::pin(stats::tallied(tx, filter))).await
     }
 
     // ---- check ------------------------------------------------------------
@@ -564,7 +590,7 @@ impl Store for PostgresStore {
     // ---- failures ---------------------------------------------------------
 
     async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>> {
-        self.run_read(filter.clone(), |tx, filter| Box::pin(failures::failures(tx, filter))).await
+        self.run_view(filter.clone(), |tx, filter| Box::pin(failures::failures(tx, filter))).await
     }
 
     async fn fold_failures(&self, step: u32) -> Result<u64> {
@@ -581,8 +607,8 @@ impl Store for PostgresStore {
         self.run_quick(samples.to_vec(), |tx, samples| Box::pin(history::put_samples(tx, samples))).await
     }
 
-    async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>> {
-        self.run_read(since, |tx, since| Box::pin(history::measured(tx, *since))).await
+    async fn measured(&self, filter: &HistoryFilter) -> Result<Vec<Measured>> {
+        self.run_view(filter.clone(), |tx, filter| Box::pin(history::measured(tx, filter))).await
     }
 
     async fn fold_measures(&self, step: u32) -> Result<u64> {
@@ -628,9 +654,12 @@ impl Store for PostgresStore {
 
     // ---- kinds ------------------------------------------------------------
 
-    async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {
+    async fn put_kinds(&self, kinds: &[NewKind], existing: ExistingKinds) -> Result<()> {
         kinds.iter().try_for_each(NewKind::validate)?;
-        self.run_quick(kinds.to_vec(), |tx, kinds| Box::pin(kinds::put_kinds(tx, kinds))).await
+        self.run_quick((kinds.to_vec(), existing), |tx, (kinds, existing)| {
+            Box::pin(kinds::put_kinds(tx, kinds, *existing))
+        })
+        .await
     }
 
     async fn kinds(&self) -> Result<Vec<KindRecord>> {

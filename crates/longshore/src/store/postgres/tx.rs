@@ -18,11 +18,17 @@ const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '5s'
 #[cfg(feature = "worker")]
 const BEGIN_STEP: &str = "begin; set local idle_in_transaction_session_timeout = '60s'";
 
+/// For what a page reads. If a statement takes longer, nobody waits for it any more, and the server stops it.
+const BEGIN_VIEW: &str = "begin read only;
+     set local idle_in_transaction_session_timeout = '5s';
+     set local statement_timeout = '10s'";
+
 /// One snapshot for several statements. They read the first few rows of an index. Without
 /// statistics, as on a new table, the planner would rather read all rows of a queue and sort
 /// them, so it has to use the index.
 const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
      set local idle_in_transaction_session_timeout = '5s';
+     set local statement_timeout = '10s';
      set local enable_bitmapscan = off;
      set local enable_seqscan = off";
 
@@ -89,6 +95,11 @@ impl<'c> Tx<'c> {
     #[cfg(feature = "worker")]
     pub(super) async fn begin_step(self) -> Sql<Transaction<'c>> {
         Ok(Transaction { store: self.store, inner: self.connection.begin_with(BEGIN_STEP).await? })
+    }
+
+    /// Begins a read-only transaction whose statements the server stops when they take too long.
+    pub(super) async fn begin_view(&mut self) -> Sql<Transaction<'_>> {
+        self.begin_unless_begun(BEGIN_VIEW).await
     }
 
     /// Begins a read-only transaction whose statements all see the same rows.
@@ -277,6 +288,10 @@ pub(super) fn translate(error: sqlx::Error) -> Error {
                 "42501" => Error::unavailable(format!(
                     "the database user lacks a privilege: {message}; grant it, or connect as the owner of the queue's \
                      schema"
+                )),
+                "57014" => Error::unavailable(format!(
+                    "the database stopped a statement that took too long ({message}); it is overloaded, or too much \
+                     was to be read; try again, or ask for less"
                 )),
                 "3D000" => Error::unavailable(format!(
                     "{message} on this server; create it, or correct the name in the database URL"

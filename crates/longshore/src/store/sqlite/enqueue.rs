@@ -48,7 +48,10 @@ pub(super) fn enqueue_in(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
 }
 
 fn enqueue_plain(tx: &Tx<'_>, job: &ValidJob) -> Sql<(Enqueued, Tried)> {
-    Ok((created(job), insert(tx, job)?))
+    Ok(match insert(tx, job)? {
+        Tried::Now => (created(job), Tried::Now),
+        Tried::Before => (Enqueued { id: job.id, how: job.stored_as() }, Tried::Before),
+    })
 }
 
 /// Stores one job with keys. Nothing can change between the decision and storing it,
@@ -106,7 +109,7 @@ fn holders(tx: &Tx<'_>, job: &ValidJob) -> Sql<Holders> {
           left join running r on r.id = k.job
          where k.key = ?1";
     let id = job.id.0.as_bytes();
-    let stored = tx.row(SAME_ID, [id], |_| Ok((job.id, EnqueuedAs::Created)))?;
+    let stored = tx.row(SAME_ID, [id], |_| Ok((job.id, job.stored_as())))?;
     let mut holders = Holders { earlier: stored, ..Holders::default() };
     if let Some(key) = &job.idempotency_key {
         holders.idempotency = tx.row(IDEMPOTENCY, [key], |row| row.job(0))?;

@@ -311,7 +311,8 @@ pub(super) fn parents(tx: &Tx<'_>, id: JobId) -> Sql<Vec<ParentRecord>> {
         select l.parent,
                j.task,
                f.outcome,
-               f.result
+               f.result,
+               case when f.outcome <> 'succeeded' then f.last_error end
           from links l
           join jobs j on j.id = l.parent
           left join finished f on f.id = l.parent
@@ -346,7 +347,8 @@ pub(super) fn results(tx: &Tx<'_>, flow: FlowId, after: Option<JobId>, limit: u3
         select j.id,
                j.task,
                f.outcome,
-               f.result
+               f.result,
+               case when f.outcome <> 'succeeded' then f.last_error end
           from jobs j
           left join finished f on f.id = j.id
          where j.flow = ?1
@@ -364,5 +366,6 @@ fn parent_record(row: &Row<'_>) -> rusqlite::Result<ParentRecord> {
         task: row.get(1)?,
         outcome: if has_ended { Some(row.outcome(2)?) } else { None },
         result: row.json(3)?,
+        error: row.get(4)?,
     })
 }

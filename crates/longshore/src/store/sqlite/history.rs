@@ -3,8 +3,10 @@
 use chrono::{DateTime, Utc};
 use rusqlite::params;
 
-use super::tx::{Columns, Sql, Tx, decoded};
-use crate::store::{KEPT_DAYS, MINUTES_KEPT_HOURS, Measure, Measured, NewMeasure, What, start_of};
+use super::tx::{Columns, Sql, Tx, decoded, json_list};
+use crate::store::{
+    HistoryFilter, KEPT_DAYS, MINUTES_KEPT_HOURS, Measure, Measured, NewMeasure, What, start_of,
+};
 
 pub(super) fn put_measures(tx: &Tx<'_>, measures: &[NewMeasure]) -> Sql<()> {
     let minute = start_of(60, time(tx.now()?)).timestamp_micros();
@@ -42,23 +44,30 @@ pub(super) fn put_samples(tx: &Tx<'_>, samples: &[NewMeasure]) -> Sql<bool> {
     Ok(is_first)
 }
 
-pub(super) fn measured(tx: &Tx<'_>, since: DateTime<Utc>) -> Sql<Vec<Measured>> {
+pub(super) fn measured(tx: &Tx<'_>, filter: &HistoryFilter) -> Sql<Vec<Measured>> {
     const MEASURED: &str = "
         select minute,
                what,
-               queue,
-               kind,
+               case when ?4 then queue else '' end,
+               case when ?5 then kind else '' end,
                bucket,
-               value
+               case when what = 'overdue' then max(value) else sum(value) end
           from measures
-         where minute >= ?1
-            or (minute = ?2 and minute < ?3)   -- minutes folded into an hour
-         order by minute, what, queue, kind, bucket";
+         where (minute >= ?1
+             or (minute = ?2 and minute < ?3))   -- minutes folded into an hour
+           and (?6 is null or queue in (select value from json_each(?6)))
+           -- Depths and ages are also stored for all queues together.
+           and (what in ('waited', 'failed') or ?4 or ?6 is not null or queue = '')
+         group by 1, 2, 3, 4, 5
+         order by 1, 2, 3, 4, 5";
     let (minutes_from, _) = bounds(tx)?;
     let params = params![
-        start_of(60, since).timestamp_micros(),
-        start_of(60 * 60, since).timestamp_micros(),
+        start_of(60, filter.since).timestamp_micros(),
+        start_of(60 * 60, filter.since).timestamp_micros(),
         minutes_from,
+        filter.detail.has_queues(),
+        filter.detail.has_kinds(),
+        filter.queues.as_deref().map(json_list).transpose()?,
     ];
     tx.rows(MEASURED, params, |row| {
         Ok(Measure {

@@ -3,18 +3,19 @@
 use rusqlite::{Row, params};
 
 use super::tx::{Columns, Sql, Tx};
-use crate::store::{KindRecord, NewKind, by_name};
+use crate::store::{ExistingKinds, KindRecord, NewKind, by_name};
 
-pub(super) fn put_kinds(tx: &Tx<'_>, kinds: &[NewKind]) -> Sql<()> {
+pub(super) fn put_kinds(tx: &Tx<'_>, kinds: &[NewKind], existing: ExistingKinds) -> Sql<()> {
     const PUT: &str = "
         insert into kinds (name, schema, defaults, updated_at)
         values (?1, ?2, ?3, ?4)
             on conflict (name) do update
            set schema = coalesce(excluded.schema, schema),
                defaults = coalesce(excluded.defaults, defaults),
-               updated_at = excluded.updated_at";
+               updated_at = excluded.updated_at
+         where ?5";
     for (name, (schema, defaults)) in by_name(kinds) {
-        tx.execute(PUT, params![name, schema, defaults, tx.now()?])?;
+        tx.execute(PUT, params![name, schema, defaults, tx.now()?, existing == ExistingKinds::Update])?;
     }
     Ok(())
 }

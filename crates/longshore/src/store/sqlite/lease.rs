@@ -91,7 +91,7 @@ pub(super) fn progress(tx: &Tx<'_>, reports: &[(Lease, Box<RawValue>)]) -> Sql<V
     reports.iter().map(report).collect()
 }
 
-pub(super) fn save_checkpoint(tx: &Tx<'_>, lease: &Lease, data: &RawValue) -> Sql<Fenced> {
+pub(super) fn save_checkpoints(tx: &Tx<'_>, checkpoints: &[(Lease, Box<RawValue>)]) -> Sql<Vec<Fenced>> {
     const SAVE: &str = "
         insert into checkpoints (job, lease_no, data, saved_at)
         select id, lease_no, ?4, ?5
@@ -103,9 +103,12 @@ pub(super) fn save_checkpoint(tx: &Tx<'_>, lease: &Lease, data: &RawValue) -> Sq
            set lease_no = excluded.lease_no,
                data = excluded.data,
                saved_at = excluded.saved_at";
-    let Lease { id, lease_no, worker } = lease;
-    tx.execute(SAVE, params![id.0.as_bytes(), lease_no, worker.0.as_bytes(), data.get(), tx.now()?])
-        .map(fenced)
+    let save = |(lease, data): &(Lease, Box<RawValue>)| {
+        let Lease { id, lease_no, worker } = lease;
+        tx.execute(SAVE, params![id.0.as_bytes(), lease_no, worker.0.as_bytes(), data.get(), tx.now()?])
+            .map(fenced)
+    };
+    checkpoints.iter().map(save).collect()
 }
 
 pub(super) fn checkpoint(tx: &Tx<'_>, id: JobId) -> Sql<Option<Box<RawValue>>> {

@@ -111,7 +111,7 @@ pub(super) fn take_operation(tx: &Tx<'_>, holder: Holder, hold: Duration) -> Sql
                  from operations
                 where state = 'running'
                   and (held_until is null or held_until <= ?2)
-                order by created_at, id
+                order by held_until nulls first, created_at, id   -- operations take turns
                 limit 1)
         returning ids, ",
         operation_columns!()

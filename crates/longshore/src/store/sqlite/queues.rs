@@ -85,6 +85,13 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
                count(*) as running
           from running
          group by queue";
+    const PAUSED_GROUPS: &str = "
+        select count(*)
+          from (select 1
+                  from groups
+                 where queue = ?1
+                   and paused
+                 limit 1000)";
     let (waiting, now) = (waiting(tx)?, instant(tx.now()?));
     let mut queues = BTreeMap::<String, QueueRecord>::new();
     fn entry<'q>(queues: &'q mut BTreeMap<String, QueueRecord>, name: &str) -> &'q mut QueueRecord {
@@ -111,6 +118,10 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     }
     for name in waiting_queues(tx)? {
         entry(&mut queues, &name);
+    }
+    for queue in queues.values_mut() {
+        let paused = tx.row(PAUSED_GROUPS, [&queue.name], |row| row.get::<_, u32>(0))?;
+        queue.paused_groups = paused.unwrap_or(0).into();
     }
     for count in waiting {
         let queue = entry(&mut queues, &count.queue);

@@ -4,14 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::queues::waiting_queues;
 use super::retain::minutes_fold_before;
 use super::tx::{Columns, Sql, Tx, json_list};
 use crate::job::{JobId, Outcome, Status};
-use crate::store::{Ahead, Count, Tallied, Tally, add_up, start_of};
+use crate::store::{Ahead, Count, HistoryFilter, Tallied, Tally, add_up, start_of};
 
 /// The maximum number of waiting jobs that are counted without looking at their queues.
 const MAX_COUNTED: u64 = 50_000;
@@ -410,23 +409,28 @@ pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, limit: u32
     }
 }
 
-pub(super) fn tallied(tx: &Tx<'_>, since: DateTime<Utc>) -> Sql<Vec<Tallied>> {
+pub(super) fn tallied(tx: &Tx<'_>, filter: &HistoryFilter) -> Sql<Vec<Tallied>> {
     // A row at a full hour may be that minute or the whole hour. It is the whole hour only
     // if it is old enough for its minutes to be folded.
     const ENDED: &str = "
         select minute,
-               queue,
-               kind,
+               case when ?4 then queue else '' end,
+               case when ?5 then kind else '' end,
                outcome,
                run_bucket,
-               ended
+               sum(ended)
           from tallies
          where ended > 0
-           and (minute >= ?1 or (minute = ?2 and minute < ?3))";
+           and (minute >= ?1 or (minute = ?2 and minute < ?3))
+           and (?6 is null or queue in (select value from json_each(?6)))
+         group by 1, 2, 3, 4, 5";
     let params = params![
-        start_of(60, since).timestamp_micros(),
-        start_of(60 * 60, since).timestamp_micros(),
+        start_of(60, filter.since).timestamp_micros(),
+        start_of(60 * 60, filter.since).timestamp_micros(),
         minutes_fold_before(tx.now()?),
+        filter.detail.has_queues(),
+        filter.detail.has_kinds(),
+        filter.queues.as_deref().map(json_list).transpose()?,
     ];
     let tallies = tx.rows(ENDED, params, |row| {
         Ok(Tally {

@@ -5,7 +5,9 @@ use rusqlite::{Row, params};
 use super::lease::fenced;
 use super::tx::{Columns, Sql, Tx};
 use crate::job::JobId;
-use crate::store::{Fenced, Journaled, Lease, NewStep, Settlement, StepRecord, StepState};
+use crate::store::{
+    Fenced, Journaled, Lease, NewStep, SavedWork, Settlement, StepRecord, StepState, journals_that_fit,
+};
 
 pub(super) fn steps(tx: &Tx<'_>, id: JobId) -> Sql<Vec<StepRecord>> {
     const STEPS: &str = "
@@ -30,6 +32,23 @@ fn step(row: &Row<'_>) -> rusqlite::Result<StepRecord> {
             None => StepState::Waiting { until: row.maybe_time(3)? },
         },
     })
+}
+
+pub(super) fn saved_work(tx: &Tx<'_>, ids: &[JobId], max_bytes: usize) -> Sql<Vec<SavedWork>> {
+    const SIZE: &str = "
+        select coalesce(sum(length(cast(name as blob)) + coalesce(length(cast(value as blob)), 0)), 0)
+          from steps
+         where job = ?1";
+    let mut sizes = Vec::with_capacity(ids.len());
+    for id in ids {
+        sizes.push(tx.row(SIZE, [id.0.as_bytes()], |row| row.get::<_, i64>(0))?.unwrap_or(0) as usize);
+    }
+    let mut saved = Vec::with_capacity(ids.len());
+    for (id, fits) in ids.iter().zip(journals_that_fit(sizes.into_iter(), max_bytes)) {
+        let steps = if fits { Some(steps(tx, *id)?) } else { None };
+        saved.push(SavedWork { checkpoint: super::lease::checkpoint(tx, *id)?, steps });
+    }
+    Ok(saved)
 }
 
 pub(super) fn journaled(tx: &Tx<'_>, id: JobId, names: &[String]) -> Sql<Journaled> {

@@ -115,10 +115,12 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| lease::progress(tx, &reports)).await
     }
 
-    async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
-        check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
-        let (lease, data) = (*lease, data.to_owned());
-        self.engine.write(move |tx| lease::save_checkpoint(tx, &lease, &data)).await
+    async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
+        for (_, data) in checkpoints {
+            check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
+        }
+        let checkpoints = checkpoints.to_vec();
+        self.engine.write(move |tx| lease::save_checkpoints(tx, &checkpoints)).await
     }
 
     async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
@@ -134,6 +136,11 @@ impl Store for SqliteStore {
 
     async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
         self.engine.read(move |tx| steps::steps(tx, id)).await
+    }
+
+    async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>> {
+        let ids = ids.to_vec();
+        self.engine.read(move |tx| steps::saved_work(tx, &ids, max_bytes)).await
     }
 
     async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
@@ -163,6 +170,10 @@ impl Store for SqliteStore {
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
         let held = held.to_vec();
         self.engine.write(move |tx| workers::beat(tx, worker, &held)).await
+    }
+
+    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
+        self.engine.write(move |tx| workers::beat_and_list(tx, worker)).await
     }
 
     async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>> {
@@ -429,6 +440,16 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| groups::group(tx, &queue, &group)).await
     }
 
+    async fn find_groups(
+        &self,
+        text: &str,
+        queues: Option<&[String]>,
+        limit: u32,
+    ) -> Result<Vec<FoundGroup>> {
+        let (text, queues) = (text.to_owned(), queues.map(<[String]>::to_vec));
+        self.engine.read(move |tx| groups::find_groups(tx, &text, queues.as_deref(), limit)).await
+    }
+
     async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>> {
         let (queue, group) = (queue.to_owned(), group.to_owned());
         self.engine.read(move |tx| groups::place_in_line(tx, &queue, &group, priority)).await
@@ -471,8 +492,9 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| stats::ahead(tx, id, kinds.as_deref(), limit)).await
     }
 
-    async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
-        self.engine.read(move |tx| stats::tallied(tx, since)).await
+    async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| stats::tallied(tx, &filter)).await
     }
 
     // ---- check ------------------------------------------------------------
@@ -550,8 +572,9 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| history::put_samples(tx, &samples)).await
     }
 
-    async fn measured(&self, since: DateTime<Utc>) -> Result<Vec<Measured>> {
-        self.engine.read(move |tx| history::measured(tx, since)).await
+    async fn measured(&self, filter: &HistoryFilter) -> Result<Vec<Measured>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| history::measured(tx, &filter)).await
     }
 
     async fn fold_measures(&self, step: u32) -> Result<u64> {
@@ -602,10 +625,10 @@ impl Store for SqliteStore {
 
     // ---- kinds ------------------------------------------------------------
 
-    async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {
+    async fn put_kinds(&self, kinds: &[NewKind], existing: ExistingKinds) -> Result<()> {
         kinds.iter().try_for_each(NewKind::validate)?;
         let kinds = kinds.to_vec();
-        self.engine.write(move |tx| kinds::put_kinds(tx, &kinds)).await
+        self.engine.write(move |tx| kinds::put_kinds(tx, &kinds, existing)).await
     }
 
     async fn kinds(&self) -> Result<Vec<KindRecord>> {

@@ -7,7 +7,7 @@ use rusqlite::params;
 use super::lease::raised_flags;
 use super::tx::{Columns, Sql, Tx, json_list, micros};
 use crate::job::WorkerId;
-use crate::store::{Beat, Lease, NewWorker, Registration, SCHEMA_VERSION, WorkerRecord, millis};
+use crate::store::{Beat, Lease, LiveLease, NewWorker, Registration, SCHEMA_VERSION, WorkerRecord, millis};
 
 pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
     const REGISTER: &str = "
@@ -39,12 +39,13 @@ pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
     Ok(())
 }
 
+const REFRESH: &str = "
+    update workers
+       set heartbeat_at = ?2
+     where id = ?1
+       and dead_at is null";
+
 pub(super) fn beat(tx: &Tx<'_>, worker: WorkerId, held: &[Lease]) -> Sql<Beat> {
-    const REFRESH: &str = "
-        update workers
-           set heartbeat_at = ?2
-         where id = ?1
-           and dead_at is null";
     if tx.execute(REFRESH, params![worker.0.as_bytes(), tx.now()?])? == 0 {
         return Ok(Beat::Dead);
     }
@@ -57,6 +58,30 @@ pub(super) fn beat(tx: &Tx<'_>, worker: WorkerId, held: &[Lease]) -> Sql<Beat> {
         }
     }
     Ok(Beat::Alive { lost, cancel })
+}
+
+pub(super) fn beat_and_list(tx: &Tx<'_>, worker: WorkerId) -> Sql<Option<Vec<LiveLease>>> {
+    const HELD: &str = "
+        select id,
+               lease_no,
+               ?2 - claimed_at,
+               interruptions > 0,
+               cancel_requested
+          from running
+         where worker = ?1
+         order by id";
+    if tx.execute(REFRESH, params![worker.0.as_bytes(), tx.now()?])? == 0 {
+        return Ok(None);
+    }
+    let leases = tx.rows(HELD, params![worker.0.as_bytes(), tx.now()?], |row| {
+        Ok(LiveLease {
+            lease: Lease { id: row.job(0)?, lease_no: row.get(1)?, worker },
+            age: Duration::from_micros(row.get::<_, i64>(2)?.max(0) as u64),
+            is_suspect: row.get(3)?,
+            cancel_requested: row.get(4)?,
+        })
+    })?;
+    Ok(Some(leases))
 }
 
 pub(super) fn registration(tx: &Tx<'_>, worker: WorkerId) -> Sql<Option<Registration>> {

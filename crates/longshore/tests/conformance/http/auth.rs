@@ -195,10 +195,27 @@ async fn a_token_limited_to_queues_cannot_use_other_queues(fixture: Fixture) {
     for (path, field, item) in [
         ("/leases/steps", "steps", json!({ "name": "a" })),
         ("/leases/wait", "waits", json!({ "name": "a", "within_seconds": 1 })),
+        ("/leases/spawn", "jobs", json!({ "kind": "greet", "payload": 1, "queue": "mail" })),
     ] {
         let mut body = lease.clone();
         body[field] = json!([item]);
+        if path == "/leases/spawn" {
+            body["name"] = json!("a");
+        }
         http.post(path, &body).await.expect_problem(403, "forbidden", "another queue");
+    }
+    http.post("/leases/inputs", &lease).await.expect_problem(403, "forbidden", "another queue");
+    let mut join = lease.clone();
+    join["name"] = json!("a");
+    http.post("/leases/join", &join).await.expect_problem(403, "forbidden", "another queue");
+    for (field, item) in [
+        ("settle", json!({ "id": theirs, "lease_no": 1, "outcome": "succeeded" })),
+        ("progress", json!({ "id": theirs, "lease_no": 1, "progress": 1 })),
+        ("steps", json!({ "id": theirs, "lease_no": 1, "steps": [{ "name": "a" }] })),
+        ("checkpoints", json!({ "id": theirs, "lease_no": 1, "checkpoint": 1 })),
+    ] {
+        let body = json!({ "worker_id": worker.to_string(), "limit": 0, field: [item] });
+        http.post("/leases", &body).await.expect_problem(403, "forbidden", "another queue");
     }
     http.send("DELETE", &format!("/leases/{worker}"), &[], "").await.expect_problem(403, "forbidden", "");
     let batch =

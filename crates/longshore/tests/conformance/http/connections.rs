@@ -16,6 +16,9 @@ use crate::worker::until;
 cases! {
     a_client_that_never_finishes_its_headers_is_disconnected,
     an_idle_client_is_disconnected,
+    a_client_that_never_sends_is_disconnected,
+    an_idle_connection_outlasts_the_timeout_of_headers,
+    the_timeout_of_headers_counts_for_every_request_of_a_connection,
     a_client_that_never_reads_is_disconnected,
     an_idle_connection_is_closed_in_favour_of_a_new_one,
     disconnected_clients_leave_no_open_transactions,
@@ -44,7 +47,7 @@ async fn a_client_that_never_finishes_its_headers_is_disconnected(fixture: Fixtu
 }
 
 async fn an_idle_client_is_disconnected(fixture: Fixture) {
-    let limits = Limits { headers: Duration::from_millis(100), ..Limits::default() };
+    let limits = Limits { idle: Duration::from_millis(100), ..Limits::default() };
     let http = HttpClient::new(&fixture).listening(limits).await;
     let mut idle = TcpStream::connect(http.address()).await.expect("connect");
     idle.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await.expect("write");
@@ -52,6 +55,50 @@ async fn an_idle_client_is_disconnected(fixture: Fixture) {
     // Returns because the server closes the connection.
     let _ = idle.read_to_end(&mut response).await;
     parse(&response).expect_status(200);
+}
+
+async fn a_client_that_never_sends_is_disconnected(fixture: Fixture) {
+    let limits = Limits { idle: Duration::from_millis(100), ..Limits::default() };
+    let http = HttpClient::new(&fixture).listening(limits).await;
+    let mut silent = TcpStream::connect(http.address()).await.expect("connect");
+    let closed = tokio::time::timeout(15 * SECOND, silent.read(&mut [0; 1])).await.expect("it is still open");
+    assert_eq!(closed.ok().unwrap_or_default(), 0);
+}
+
+/// Sends a request on an open connection and reads the response.
+async fn request(stream: &mut TcpStream) -> u16 {
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await.expect("write");
+    let mut response = vec![0; 4096];
+    let length = stream.read(&mut response).await.expect("a response");
+    parse(&response[..length]).status
+}
+
+async fn an_idle_connection_outlasts_the_timeout_of_headers(fixture: Fixture) {
+    let limits = Limits { headers: Duration::from_millis(50), idle: 600 * SECOND, ..Limits::default() };
+    let http = HttpClient::new(&fixture).listening(limits).await;
+    let mut kept = TcpStream::connect(http.address()).await.expect("connect");
+    for _ in 0..3 {
+        // Longer than the headers may take.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(request(&mut kept).await, 200);
+    }
+    // So is the connection of a call that takes longer.
+    let body = json!({ "wait_seconds": 0.3 }).to_string();
+    kept.write_all(format!("{}{body}", post("/leases", body.len())).as_bytes()).await.expect("write");
+    let mut response = vec![0; 4096];
+    let length = kept.read(&mut response).await.expect("a response");
+    parse(&response[..length]).expect_status(200);
+    assert_eq!(request(&mut kept).await, 200);
+}
+
+async fn the_timeout_of_headers_counts_for_every_request_of_a_connection(fixture: Fixture) {
+    let limits = Limits { headers: Duration::from_millis(100), idle: 600 * SECOND, ..Limits::default() };
+    let http = HttpClient::new(&fixture).listening(limits).await;
+    let mut slow = TcpStream::connect(http.address()).await.expect("connect");
+    assert_eq!(request(&mut slow).await, 200);
+    slow.write_all(b"GET /health HTTP/1.1\r\nx-slow: ").await.expect("write");
+    let closed = tokio::time::timeout(15 * SECOND, slow.read(&mut [0; 1])).await.expect("it is still open");
+    assert_eq!(closed.ok().unwrap_or_default(), 0);
 }
 
 async fn a_client_that_never_reads_is_disconnected(fixture: Fixture) {
@@ -239,7 +286,8 @@ async fn must_be_served(http: &HttpClient) {
 
 /// The timeouts are longer than the case.
 fn few_connections() -> Limits {
-    Limits { connections: FEW, headers: 600 * SECOND, reading: 600 * SECOND, ..Limits::default() }
+    let long = 600 * SECOND;
+    Limits { connections: FEW, headers: long, idle: long, reading: long, ..Limits::default() }
 }
 
 async fn clients_with_slow_bodies_do_not_keep_others_out(fixture: Fixture) {

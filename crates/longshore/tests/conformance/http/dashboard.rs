@@ -22,6 +22,7 @@ cases! {
     a_fragment_is_the_part_that_changes_and_shows_the_effect_of_an_action,
     a_page_that_cannot_be_shown_says_why,
     browsers_are_sent_from_the_root_to_the_dashboard,
+    a_browser_without_a_script_can_log_in,
     files_may_be_kept_forever_and_have_no_scope,
     search_opens_what_the_text_means,
     payloads_can_be_hidden_and_redacted,
@@ -162,7 +163,7 @@ async fn a_browser_without_a_token_is_sent_to_the_login_page(fixture: Fixture) {
     assert_eq!(page.header("location"), "/ui/login?next=%2Fui%2Fjobs%3Fkind%3Dmail");
     let login = http.get("/ui/login").await;
     assert_page(&login, "/ui/login");
-    assert!(login.text.contains("action=\"/session\""), "{}", login.text);
+    assert!(login.text.contains("data-api=\"/session\""), "{}", login.text);
     // The script gets the problem, and goes there itself.
     http.send("GET", "/ui/jobs", &[("longshore-fragment", "1")], "").await.expect_problem(
         401,
@@ -251,9 +252,33 @@ async fn browsers_are_sent_from_the_root_to_the_dashboard(fixture: Fixture) {
     http.get("/").await.expect_status(200);
     let json = http.send("GET", "/", &[("accept", "application/json")], "").await.expect_status(200);
     assert_eq!(json.json()["name"], "longshore");
+    let page = with_tokens(&fixture).send("GET", "/", &browser, "").await.expect_status(303);
+    assert_eq!(page.header("location"), "/ui", "the dashboard shows the login page");
+    with_tokens(&fixture).get("/").await.expect_status(401);
     HttpClient::new(&fixture).send("GET", "/", &browser, "").await.expect_status(200);
     HttpClient::new(&fixture).get("/ui").await.expect_status(404);
     assert_eq!(http.get("/ui/").await.expect_status(303).header("location"), "/ui");
+}
+
+async fn a_browser_without_a_script_can_log_in(fixture: Fixture) {
+    let (_, secret) = token(&fixture, Scope::Read, None).await;
+    let http = with_tokens(&fixture);
+    let submit = async |query: &str, token: &str| {
+        let form = [("content-type", "application/x-www-form-urlencoded")];
+        http.send("POST", &format!("/ui/login{query}"), &form, &format!("token={token}")).await
+    };
+    let page = submit("?next=%2Fui%2Fjobs%3Fstatus%3Dqueued", &secret).await.expect_status(303);
+    assert_eq!(page.header("location"), "/ui/jobs?status=queued");
+    let cookie = page.header("set-cookie").split(';').next().expect("a cookie").to_owned();
+    http.send("GET", "/ui/jobs", &[("cookie", &cookie)], "").await.expect_status(200);
+    let elsewhere = submit("?next=https%3A%2F%2Fevil.example", &secret).await.expect_status(303);
+    assert_eq!(elsewhere.header("location"), "/ui");
+    let refused = submit("", "wrong").await.expect_status(401);
+    assert!(
+        refused.text.contains("unknown, expired or revoked") && !refused.headers.contains_key("set-cookie")
+    );
+    let foreign = [("content-type", "application/x-www-form-urlencoded"), ("origin", "https://evil.example")];
+    http.send("POST", "/ui/login", &foreign, &format!("token={secret}")).await.expect_status(403);
 }
 
 async fn files_may_be_kept_forever_and_have_no_scope(fixture: Fixture) {

@@ -1,14 +1,17 @@
 //! Limits and fairness over HTTP: groups, rates and defaults, and what `explain` says of them.
 
 use longshore::store::NewWorker;
-use longshore::{GroupChange, JobId, Rate, Status};
+use longshore::{GroupChange, JobId, Rate, Scope, Status};
 use serde_json::{Value, json};
 
+use super::auth::{token, with_tokens_required};
 use super::client::HttpClient;
 use crate::fixture::*;
 
 cases! {
     a_group_is_changed_shown_and_listed,
+    groups_of_all_queues_are_found_by_name,
+    a_token_for_some_queues_finds_only_their_groups,
     the_rate_and_the_group_defaults_of_a_queue_are_set,
     bad_settings_are_refused_by_field,
     a_job_is_enqueued_into_a_group,
@@ -52,6 +55,34 @@ async fn a_group_is_changed_shown_and_listed(fixture: Fixture) {
     assert_eq!(names(page.expect_status(200).json()), ["a/b c"]);
     let rest = http.get("/queues/mail/groups?after=a%2Fb%20c&limit=1").await.expect_status(200).json();
     assert_eq!(names(rest), ["acme"]);
+}
+
+async fn groups_of_all_queues_are_found_by_name(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    fixture.add(job("work").queue("mail").group("acme")).await;
+    http.json("PATCH", "/queues/images/groups/acme%20inc", &json!({ "paused": true }))
+        .await
+        .expect_status(200);
+    let found: Value = http.get("/groups?name=acme").await.expect_status(200).json();
+    let expected = json!([
+        { "queue": "mail", "name": "acme", "paused": false },
+        { "queue": "images", "name": "acme inc", "paused": true },
+    ]);
+    assert_eq!(found, expected);
+    let one: Value = http.get("/groups?name=ACME&limit=1").await.expect_status(200).json();
+    assert_eq!(one, json!([expected[0]]));
+    http.get("/groups?name=").await.expect_status(400);
+    http.get("/groups").await.expect_status(400);
+}
+
+async fn a_token_for_some_queues_finds_only_their_groups(fixture: Fixture) {
+    for queue in ["mail", "images"] {
+        fixture.add(job("work").queue(queue).group("acme")).await;
+    }
+    let (_, secret) = token(&fixture, Scope::Read, Some(&["images"])).await;
+    let http = with_tokens_required(&fixture).with_token(&secret);
+    let found: Value = http.get("/groups?name=acme").await.expect_status(200).json();
+    assert_eq!(found, json!([{ "queue": "images", "name": "acme", "paused": false }]));
 }
 
 async fn the_rate_and_the_group_defaults_of_a_queue_are_set(fixture: Fixture) {

@@ -1,17 +1,21 @@
 //! The HTTP API.
 
 mod auth;
+mod awaited_ends;
 mod bodies;
+mod chosen_ids;
 pub(crate) mod client;
 mod connections;
 #[cfg(feature = "dashboard")]
 mod dashboard;
 mod events;
+mod exchange;
 mod explain;
 mod failures;
 mod flows;
 mod groups;
 mod jobs;
+mod lease_flows;
 mod lease_steps;
 mod leases;
 mod operate;

@@ -77,7 +77,7 @@ async fn unknown_url_parameters_are_refused_with_the_nearest_known_one(fixture: 
         ("/stats?minute=5", ["`minute`", "did you mean `minutes`"]),
         ("/workers?threshold_second=5", ["`threshold_second`", "did you mean `threshold_seconds`"]),
         ("/queues?name=mail", ["`name`", "takes none"]),
-        (&format!("/jobs/{id}?payload=false"), ["`payload`", "takes none"]),
+        (&format!("/jobs/{id}/steps?payload=false"), ["`payload`", "takes none"]),
     ] {
         let refused = http.get(path).await.expect_problem(400, "bad_request", parts[0]);
         refused.expect_problem(400, "bad_request", parts[1]);

@@ -1,0 +1,158 @@
+//! Registers HTTP workers and the kinds that they handle.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::*;
+use crate::api::extract::duration;
+use crate::api::kinds::{Defaults, check_kind};
+use crate::enqueue::{check_name, check_text};
+use crate::store::{ExistingKinds, NewKind, NewWorker};
+
+/// The default and the range of `stale_after_seconds`.
+const STALE_AFTER: Duration = Duration::from_secs(60);
+const MIN_STALE_AFTER: Duration = Duration::from_secs(3);
+const MAX_STALE_AFTER: Duration = Duration::from_secs(3600);
+/// The maximum length of the name of a host, and of a version.
+const MAX_HOST: usize = 255;
+
+/// A kind that a worker describes.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct AnnouncedKind {
+    #[schema(min_length = 1, max_length = 128)]
+    name: String,
+    /// A JSON Schema that payloads must match. If absent or null, the stored one stays.
+    #[schema(value_type = Option<serde_json::Value>)]
+    schema: Option<Box<RawValue>>,
+    /// Values for the fields that a request leaves out. If absent or null, the stored ones stay.
+    #[schema(value_type = Option<Defaults>)]
+    defaults: Option<Box<RawValue>>,
+}
+
+/// What a worker registers with.
+pub(super) struct NewRegistration<'a> {
+    pub(super) name: Option<&'a str>,
+    pub(super) queues: &'a [String],
+    pub(super) kinds: Option<&'a [String]>,
+    pub(super) announced: Vec<NewKind>,
+    pub(super) concurrency: u32,
+    pub(super) stale_after: Duration,
+    pub(super) host: Option<&'a str>,
+    pub(super) pid: Option<u32>,
+    pub(super) version: Option<&'a str>,
+}
+
+impl NewRegistration<'_> {
+    /// Adds a worker, or updates the queues and kinds of one that is alive. `existing` says whether
+    /// the announced schemas and defaults replace those of kinds that exist.
+    pub(super) async fn store(
+        self,
+        server: &Server,
+        id: WorkerId,
+        existing: ExistingKinds,
+    ) -> ApiResult<WorkerId> {
+        let name = self.name.unwrap_or("http");
+        check_name("name", name)?;
+        for (field, text) in [("host", self.host), ("version", self.version)] {
+            text.map_or(Ok(()), |text| check_text(field, text, MAX_HOST))?;
+        }
+        let worker = NewWorker {
+            id,
+            queues: self.queues.to_vec(),
+            kinds: self.kinds.map(<[String]>::to_vec),
+            concurrency: self.concurrency,
+            stale_after: self.stale_after,
+            host: self.host.map(str::to_owned),
+            pid: self.pid,
+            version: self.version.map(str::to_owned),
+            ..NewWorker::new(name)
+        };
+        server.client.register(&worker).await?;
+        let mut kinds: Vec<NewKind> = self.kinds.unwrap_or_default().iter().map(NewKind::new).collect();
+        kinds.extend(self.announced);
+        store_kinds(server, &kinds, existing).await?;
+        Ok(id)
+    }
+}
+
+/// Stores kinds, in one statement: a worker that may only describe new kinds can describe those that it registers
+/// now.
+pub(super) async fn store_kinds(
+    server: &Server,
+    kinds: &[NewKind],
+    existing: ExistingKinds,
+) -> ApiResult<()> {
+    kinds.iter().for_each(|kind| server.kinds.register(&kind.name));
+    if !kinds.is_empty() {
+        server.client.store_kinds(kinds, existing).await?;
+    }
+    Ok(())
+}
+
+/// Whether a caller may change the schema and the defaults of kinds that exist. Kinds belong to no queue, so
+/// only a token for all queues may.
+pub(super) fn existing_kinds(caller: &Caller) -> ExistingKinds {
+    if caller.queues().is_none() { ExistingKinds::Update } else { ExistingKinds::Keep }
+}
+
+/// Checks the kinds that a worker describes. It may describe only those that it handles.
+pub(super) fn check_announced(
+    caller: &Caller,
+    handled: Option<&[String]>,
+    announced: &[AnnouncedKind],
+) -> ApiResult<Vec<NewKind>> {
+    check_count("announce", announced.len())?;
+    let mut names = HashSet::new();
+    let mut check = |kind: &AnnouncedKind| {
+        check_name("name", &kind.name)?;
+        if handled.is_some_and(|handled| !handled.contains(&kind.name)) {
+            return Err(Problem::validation(format!(
+                "name: `{}` is not one of the worker's kinds; add it to `kinds`, or leave it out here",
+                kind.name
+            )));
+        }
+        if !names.insert(kind.name.clone()) {
+            return Err(Problem::validation(format!(
+                "name: `{}` is described twice; describe each kind once",
+                kind.name
+            )));
+        }
+        let defaults = check_kind(&kind.name, kind.schema.as_deref(), kind.defaults.as_deref())?;
+        if let Some(queue) = defaults.and_then(|defaults| defaults.queue) {
+            caller.may_use(&queue).map_err(|problem| problem.at("defaults"))?;
+        }
+        let AnnouncedKind { name, schema, defaults } = kind.clone();
+        Ok(NewKind { name, schema, defaults })
+    };
+    let checked = announced.iter().enumerate();
+    checked
+        .map(|(i, kind)| check(kind).map_err(|problem| problem.at(format_args!("announce[{i}]"))))
+        .collect()
+}
+
+/// The `stale_after` of a new worker.
+pub(super) fn stale_after(seconds: Option<f64>) -> ApiResult<Duration> {
+    let Some(seconds) = seconds else { return Ok(STALE_AFTER) };
+    let requested = duration("stale_after_seconds", seconds)?;
+    if (MIN_STALE_AFTER..=MAX_STALE_AFTER).contains(&requested) {
+        Ok(requested)
+    } else {
+        Err(Problem::validation(format!(
+            "stale_after_seconds: {seconds} is out of range; use {} to {}",
+            MIN_STALE_AFTER.as_secs(),
+            MAX_STALE_AFTER.as_secs()
+        )))
+    }
+}
+
+/// The `stale_after` that a worker registered with, for a worker that this server has
+/// no session of.
+pub(super) async fn registered_stale_after(server: &Server, worker: WorkerId) -> ApiResult<Duration> {
+    let found = server.client.registration(worker).await?;
+    found.map(|found| found.stale_after).ok_or_else(|| dead_worker(server, worker))
+}
