@@ -17,9 +17,9 @@ use crate::error::Result;
 use crate::id_pattern::IdPattern;
 use crate::job::{FlowId, JobId, JobRecord};
 use crate::store::{
-    Count, Durability, FailureFilter, FailureRecord, FlowFilter, FlowRecord, Glance, GroupRecord, KindRecord,
-    ListFilter, Measured, Page, QueueRecord, Schedule, StepRecord, Tallied, TaskRecord, TokenRecord,
-    WorkerRecord,
+    Count, Durability, FailureFilter, FailureRecord, FlowFilter, FlowRecord, FoundGroup, Glance, GroupRecord,
+    HistoryFilter, KindRecord, ListFilter, Measured, Page, QueueRecord, Schedule, StepRecord, Tallied,
+    TaskRecord, TokenRecord, WorkerRecord,
 };
 
 /// How long data is kept.
@@ -127,12 +127,12 @@ reads! {
     tokens() -> Vec<TokenRecord> = async |client: &Client| client.tokens().await;
     durability() -> Durability = async |client: &Client| client.durability().await;
     schema_version() -> i64 = async |client: &Client| client.schema_version().await;
-    measured(since: DateTime<Utc>) -> Vec<Measured> =
-        async |client: &Client, since| client.measured(since).await;
+    measured(filter: &HistoryFilter) -> Vec<Measured> =
+        async |client: &Client, filter: &HistoryFilter| client.history_of_measures(filter).await;
     failures(filter: &FailureFilter) -> Vec<FailureRecord> =
         async |client: &Client, filter: &FailureFilter| client.failures(filter).await;
-    tallied(since: DateTime<Utc>) -> Vec<Tallied> =
-        async |client: &Client, since| client.tallied(since).await;
+    tallied(filter: &HistoryFilter) -> Vec<Tallied> =
+        async |client: &Client, filter: &HistoryFilter| client.history_of_ends(filter).await;
     jobs(filter: &ListFilter) -> Page = async |client: &Client, filter: &ListFilter| client.list(filter).await;
     job(id: JobId) -> JobRecord = async |client: &Client, id| client.get(id).await;
     steps(id: JobId) -> Vec<StepRecord> = async |client: &Client, id| client.steps(id).await;
@@ -143,6 +143,10 @@ reads! {
     glance(id: JobId) -> Vec<Glance> = async |client: &Client, id| client.glance(0, &[id]).await;
     groups(queue: &str, after: &str) -> Vec<GroupRecord> =
         async |client: &Client, queue: &str, after: &str| client.groups(queue, after, GROUPS).await;
+    group(queue: &str, name: &str) -> Option<GroupRecord> =
+        async |client: &Client, queue: &str, name: &str| client.group(queue, name).await;
+    find_groups(text: &str, queues: Option<&[String]>) -> Vec<FoundGroup> =
+        async |client: &Client, text: &str, queues: Option<&[String]>| client.find_groups(text, queues, MAX_FOUND).await;
     flows(filter: &FlowFilter) -> Vec<FlowRecord> =
         async |client: &Client, filter: &FlowFilter| client.flows(filter).await;
     flow(id: FlowId) -> FlowRecord = async |client: &Client, id| client.flow(id).await;

@@ -42,6 +42,8 @@ pub(super) struct Chart<'a> {
     pub(super) width: TimeDelta,
     /// How a value is written.
     pub(super) value: fn(f64) -> String,
+    /// The end of the axis for the highest value.
+    pub(super) scale: fn(f64) -> f64,
     pub(super) look: Look,
 }
 
@@ -55,7 +57,7 @@ pub(super) enum Look {
 
 impl Chart<'_> {
     pub(super) fn render(&self) -> Markup {
-        let highest = nice(self.highest());
+        let highest = (self.scale)(self.highest());
         let labels = [highest, highest / 2.0, 0.0].map(self.value);
         html! {
             figure #(self.id) .panel .chart {
@@ -219,6 +221,29 @@ impl Chart<'_> {
     }
 }
 
+/// The end of an axis of numbers of jobs. Its half is a whole number.
+pub(super) fn of_jobs(highest: f64) -> f64 {
+    match nice(highest.max(2.0)) {
+        end if end < 10.0 && end % 2.0 != 0.0 => end + 1.0,
+        end => end,
+    }
+}
+
+/// The end of an axis of seconds. Its half is round, too: minutes and hours are not multiples of ten.
+pub(super) fn of_seconds(highest: f64) -> f64 {
+    const MINUTES: [f64; 9] = [1.0, 2.0, 4.0, 10.0, 20.0, 30.0, 60.0, 120.0, 240.0];
+    match highest {
+        ..=10.0 => nice(highest),
+        ..=20.0 => 20.0,
+        _ => {
+            let days = (highest / 86_400.0 / 2.0).ceil() * 2.0 * 86_400.0;
+            let hours = [8.0, 12.0, 24.0].map(|hours| hours * 60.0);
+            let ends = MINUTES.into_iter().chain(hours).map(|minutes| minutes * 60.0);
+            ends.into_iter().find(|end| *end >= highest).unwrap_or(days)
+        }
+    }
+}
+
 /// The next round number: 1, 2 or 5 times a power of ten.
 fn nice(highest: f64) -> f64 {
     if highest <= 0.0 {
@@ -234,7 +259,7 @@ fn nice(highest: f64) -> f64 {
 
 /// A number of jobs.
 pub(super) fn jobs(value: f64) -> String {
-    if value > 0.0 && value < 1.0 { format!("{value:.1}") } else { format::compact(value as u64) }
+    format::compact(value as u64)
 }
 
 #[cfg(test)]
@@ -256,7 +281,9 @@ mod tests {
 
     fn chart(buckets: &[Bucket], look: Look) -> String {
         let width = TimeDelta::minutes(1);
-        Chart { id: "c", title: "Ends", series: &SERIES, buckets, width, value: jobs, look }.render().0
+        Chart { id: "c", title: "Ends", series: &SERIES, buckets, width, value: jobs, scale: nice, look }
+            .render()
+            .0
     }
 
     #[test]
@@ -285,6 +312,24 @@ mod tests {
     fn axes_end_at_round_numbers() {
         for (highest, end) in [(0.0, 1.0), (0.03, 0.05), (1.0, 1.0), (7.0, 10.0), (120.0, 200.0)] {
             assert!((nice(highest) - end).abs() < 1e-9, "{highest}");
+        }
+        for (highest, end) in
+            [(0.0, 2.0), (1.0, 2.0), (3.0, 6.0), (7.0, 10.0), (45.0, 50.0), (600.0, 1_000.0)]
+        {
+            assert!((of_jobs(highest) - end).abs() < 1e-9, "{highest}");
+        }
+        for (highest, end) in [
+            (0.3, "500 ms"),
+            (12.0, "20 s"),
+            (45.0, "1 min"),
+            (130.0, "4 min"),
+            (500.0, "10 min"),
+            (700.0, "20 min"),
+            (1_900.0, "1 h"),
+            (30_000.0, "12 h"),
+            (200_000.0, "4 d"),
+        ] {
+            assert_eq!(format::seconds(of_seconds(highest)), end, "{highest}");
         }
     }
 }

@@ -7,7 +7,10 @@ use maud::{Markup, html};
 use super::cron_words::words;
 use super::layout::Section;
 use super::url::encoded;
-use super::widgets::{Action, Look, empty, heading, kind_link, optional_time, queue_link, snippet, time};
+use super::widgets::{
+    Action, Look, MAX_ROWS, empty, heading, kind_link, more_rows, name_filter, optional_time, queue_link,
+    snippet, time, wanted_name,
+};
 use super::{Frame, View, format};
 use crate::api::problem::ApiResult;
 use crate::cron::{CronLine, Template};
@@ -23,8 +26,11 @@ pub(super) async fn page(view: View) -> ApiResult<Response> {
 }
 
 fn render(frame: &Frame, schedules: &[Schedule]) -> Markup {
+    let shown: Vec<&Schedule> =
+        schedules.iter().filter(|schedule| schedule.name.contains(wanted_name(frame))).collect();
     html! {
         (heading("Cron", format::counted(schedules.len() as u64, "schedule", "schedules"), html! {}))
+        (name_filter(frame, "Filter schedules", schedules.len()))
         @if schedules.is_empty() {
             (empty("No schedules", html! {
                 p { "A schedule enqueues a job at each tick. Exactly one job per tick, however many processes run:" }
@@ -37,8 +43,9 @@ fn render(frame: &Frame, schedules: &[Schedule]) -> Markup {
         } @else {
             div .panel .flush { table #cron .list {
                 thead { tr { th { "Schedule" } th { "When" } th { "Job" } th .c-time { "Next" } th .c-time { "Last" } th .c-actions { span .unseen { "Actions" } } } }
-                tbody { @for schedule in schedules { (row(frame, schedule)) } }
+                tbody { @for schedule in shown.iter().take(MAX_ROWS) { (row(frame, schedule)) } }
             } }
+            (more_rows(shown.len()))
         }
     }
 }
@@ -51,13 +58,13 @@ fn row(frame: &Frame, schedule: &Schedule) -> Markup {
             td .strong { (schedule.name) @if schedule.paused { " " span .tag .is-warning { "paused" } } }
             td data-label="When" {
                 @match words(&schedule.expression) {
-                    Some(words) => { (words) br; code .faint { (schedule.expression) } },
+                    Some(words) => { span .nowrap { (words) } br; code .faint { (schedule.expression) } },
                     None => code { (schedule.expression) },
                 }
-                " " span .faint { (schedule.zone) ", missed ticks: " (schedule.missed) }
+                " " span .faint .nowrap title=(missed(&schedule.missed)) { (schedule.zone) }
             }
             td data-label="Job" { @if let Some(template) = &template {
-                (kind_link(&template.kind, frame)) span .faint { " in " } (queue_link(&template.queue, frame))
+                (kind_link(&template.kind, frame)) br; span .faint { "in " } (queue_link(&template.queue, frame))
             } @else { span .error { "cannot be read" } } }
             td .c-time data-label="Next" {
                 @if schedule.paused { span .faint { "paused" } } @else {
@@ -68,6 +75,18 @@ fn row(frame: &Frame, schedule: &Schedule) -> Markup {
             td .c-time data-label="Last" { (optional_time(schedule.last_at, frame)) }
             td .c-actions { (actions(frame, schedule)) }
         }
+    }
+}
+
+/// What happens to ticks at which no process ran, for the tooltip.
+fn missed(policy: &str) -> String {
+    match policy {
+        "skip" => "Ticks that were missed while no process ran are skipped.".into(),
+        "one" => "Ticks that were missed while no process ran become one job.".into(),
+        policy if policy.starts_with("all") => {
+            "Each tick that was missed while no process ran becomes a job.".into()
+        }
+        policy => format!("Ticks that were missed while no process ran: {policy}."),
     }
 }
 
@@ -87,10 +106,10 @@ fn actions(frame: &Frame, schedule: &Schedule) -> Markup {
     let name = encoded(&schedule.name);
     let url = |action: &str| frame.url(&format!("/cron/{name}{action}"));
     html! {
-        (Action::post(url("/run"), "Run now", "The job is enqueued.").look(Look::Small).then(frame.url("/ui/jobs/{job_id}")))
-        @if schedule.paused { (Action::post(url("/resume"), "Resume", "The schedule runs again.").look(Look::Small)) }
-        @else { (Action::post(url("/pause"), "Pause", "The schedule is paused.").look(Look::Small)) }
-        (Action::post(url(""), "Delete", "The schedule is deleted.").method("DELETE").look(Look::Small)
+        (Action::post(url("/run"), "Run now", format!("A job of {} is enqueued.", schedule.name)).look(Look::Small).then(frame.url("/ui/jobs/{job_id}")))
+        @if schedule.paused { (Action::post(url("/resume"), "Resume", format!("{} runs again.", schedule.name)).look(Look::Small)) }
+        @else { (Action::post(url("/pause"), "Pause", format!("{} is paused.", schedule.name)).look(Look::Small)) }
+        (Action::post(url(""), "Delete", format!("{} is deleted.", schedule.name)).method("DELETE").look(Look::Small)
             .confirm(format!("Delete the schedule {}? Jobs that it has enqueued stay.", schedule.name)))
     }
 }

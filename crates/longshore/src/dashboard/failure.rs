@@ -35,7 +35,7 @@ pub(super) fn as_pages(page: MethodRouter<Server>, dashboard: Arc<Dashboard>) ->
     }))
 }
 
-async fn as_page(response: Response, base: &str, seen: &Uri) -> Response {
+pub(super) async fn as_page(response: Response, base: &str, seen: &Uri) -> Response {
     match response.extensions().get::<Slug>() {
         None => response,
         Some(Slug::Unauthorized) => {
@@ -78,7 +78,9 @@ fn render(base: &str, status: StatusCode, message: &str) -> Markup {
             div .card {
                 h1 { (title) }
                 p { (prose(message)) }
-                p { a .button href=(format!("{base}/ui")) { "Overview" } " " a .button href=(format!("{base}/ui/jobs")) { "Jobs" } }
+                p { a .button href=(format!("{base}/ui")) { "Overview" } " " a .button href=(format!("{base}/ui/jobs")) { "Jobs" }
+                    @if status == StatusCode::FORBIDDEN { " " a .button href=(format!("{base}/ui/login?again=1")) { "Log in with another token" } }
+                }
             }
         },
     )

@@ -69,7 +69,7 @@ fn render(frame: &Frame, groups: &[FailureRecord]) -> Markup {
             div .panel .flush {
                 table #failures .list {
                     thead { tr {
-                        th { "Error" } th .c-kind { "Kind" } th .c-number { "Attempts" } th .c-number { "Dead" }
+                        th { "Error" } th .c-kind { "Kind" } th .c-number { "Failed attempts" } th .c-number { "Failed jobs" }
                         th .c-time { "First" } th .c-time { "Last" }
                         @if frame.rights.operate { th { span .unseen { "Actions" } } }
                     } }
@@ -92,8 +92,8 @@ fn row(frame: &Frame, group: &FailureRecord) -> Markup {
                 (format::shortened(first_line(&group.error), 160))
             } }
             td .c-kind { (kind_link(&group.kind, frame)) }
-            td .c-number data-label="Attempts" { (format::number(group.attempts)) }
-            td .c-number data-label="Dead" { (dead(group)) }
+            td .c-number data-label="Failed attempts" { (format::number(group.attempts)) }
+            td .c-number data-label="Failed jobs" { (failed(group)) }
             td .c-time data-label="First" { (time(group.first_seen, frame)) }
             td .c-time data-label="Last" { (time(group.last_seen, frame)) }
             @if frame.rights.operate { td .c-actions { @if group.dead > 0 { (retry(frame, group, "/ui/failures").look(Look::Small)) } } }
@@ -105,37 +105,56 @@ fn first_line(error: &str) -> &str {
     error.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("(no message)")
 }
 
-/// How many dead letters the group has. Very many are not counted.
-fn dead(group: &FailureRecord) -> String {
+/// How many jobs failed with this error and were not retried since. Very many are not counted.
+fn failed(group: &FailureRecord) -> String {
     let more = if group.dead_or_more { "+" } else { "" };
     format!("{}{more}", format::number(group.dead))
 }
 
-fn dead_jobs(group: &FailureRecord) -> String {
-    if group.dead == 1 && !group.dead_or_more {
-        "1 dead job".into()
-    } else {
-        format!("{} dead jobs", dead(group))
-    }
+fn jobs(group: &FailureRecord) -> String {
+    format!("{} {}", failed(group), if group.dead == 1 { "job" } else { "jobs" })
 }
 
-fn on_all<'a>(frame: &Frame, group: &FailureRecord, action: &str, label: &'a str, back: &str) -> Action<'a> {
+fn failed_jobs(group: &FailureRecord) -> String {
+    format!("{} failed {}", failed(group), if group.dead == 1 { "job" } else { "jobs" })
+}
+
+fn on_all(frame: &Frame, group: &FailureRecord, action: &str, label: String, back: &str) -> Action {
     let filter = json!({ "failure": group.fingerprint, "status": [Status::FailedPermanent.as_str()] });
     let then = frame.params.without(&["operation"]).url(&frame.url(back));
     let joined = if then.contains('?') { '&' } else { '?' };
-    Action::post(frame.url("/operations"), label, "The server is at it.")
+    Action::post(frame.url("/operations"), label, "The operation has started.")
         .then(format!("{then}{joined}operation={{id}}"))
+        .key(format!("{action}-{}", group.fingerprint))
         .fields(html! {
             input type="hidden" name="action" value=(action);
             input type="hidden" name="filter" data-json="raw" value=(filter.to_string());
         })
 }
 
-fn retry<'a>(frame: &Frame, group: &FailureRecord, back: &str) -> Action<'a> {
-    on_all(frame, group, "retry", "Retry all", back).confirm(format!(
-        "Run the {} with this error again, each with a new set of attempts?",
-        dead_jobs(group)
-    ))
+fn retry(frame: &Frame, group: &FailureRecord, back: &str) -> Action {
+    let all = if group.dead == 1 { jobs(group) } else { format!("all {}", failed(group)) };
+    on_all(frame, group, "retry", format!("Retry {all}…"), back)
+        .confirm(format!(
+            "Retry {} of {} with the error “{}”? The attempts of each count from 0 again.",
+            failed_jobs(group),
+            group.kind,
+            format::shortened(first_line(&group.error), 80)
+        ))
+        .yes(format!("Retry {}", jobs(group)))
+}
+
+fn delete(frame: &Frame, group: &FailureRecord, back: &str) -> Action {
+    let all = if group.dead == 1 { jobs(group) } else { format!("all {}", failed(group)) };
+    on_all(frame, group, "delete", format!("Delete {all}…"), back)
+        .confirm(format!(
+            "Delete {} of {} with the error “{}”? Their history is lost.",
+            failed_jobs(group),
+            group.kind,
+            format::shortened(first_line(&group.error), 80)
+        ))
+        .yes(format!("Delete {}", jobs(group)))
+        .look(Look::Danger)
 }
 
 fn nothing(frame: &Frame) -> Markup {
@@ -173,19 +192,20 @@ pub(super) async fn one(view: View, Path(fingerprint): Path<String>) -> ApiResul
 
 fn render_one(frame: &Frame, group: &FailureRecord, jobs: &[JobRecord], has_more: bool) -> Markup {
     let here = format!("/ui/failures/{}", group.fingerprint);
-    let delete = on_all(frame, group, "delete", "Delete all", &here)
-        .look(Look::Danger)
-        .confirm(format!("Delete the {} with this error? Their history is lost.", dead_jobs(group)));
     let list = Params::default().with("failure", group.fingerprint.to_string()).url(&frame.url("/ui/jobs"));
     html! {
-        (heading(format::shortened(first_line(&group.error), 120), html! { a href=(frame.url("/ui/failures")) { "Failures" } " · " (group.kind) },
-            html! { @if frame.rights.operate && group.dead > 0 { (retry(frame, group, &here).look(Look::Primary)) (delete) } }))
+        p .crumbs { a href=(frame.url("/ui/failures")) { "Failures" } }
+        (heading(format::shortened(first_line(&group.error), 120),
+            html! { (kind_link(&group.kind, frame)) " · " (failed_jobs(group)) },
+            html! { @if frame.rights.operate && group.dead > 0 {
+                (delete(frame, group, &here)) (retry(frame, group, &here).look(Look::Primary))
+            } }))
         (operation(frame))
         section #facts .panel {
-            dl .facts {
+            dl .facts .wide {
                 dt { "Kind" } dd { (kind_link(&group.kind, frame)) }
                 dt { "Failed attempts" } dd { (format::number(group.attempts)) }
-                dt { "Dead letters" } dd { (dead(group)) }
+                dt { "Failed jobs" } dd { (failed(group)) @if group.dead > 0 { span .faint { ", not retried since" } } }
                 dt { "First seen" } dd { (time(group.first_seen, frame)) }
                 dt { "Last seen" } dd { (time(group.last_seen, frame)) ", " (job_link(group.job, frame)) }
                 dt { "Fingerprint" } dd { code { (group.fingerprint) } }
@@ -229,10 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn only_operators_of_groups_with_dead_letters_can_act() {
+    fn only_operators_of_groups_with_failed_jobs_can_act() {
         let page = |frame: Frame, dead| render(&frame, &[group(dead)]).0;
         let operator = page(Frame::of_operator("/ui/failures"), 1_000);
-        assert!(operator.contains("/q/operations") && operator.contains("1,000+ dead jobs"), "{operator}");
+        assert!(
+            operator.contains("/q/operations") && operator.contains("Retry 1,000+ failed jobs of"),
+            "{operator}"
+        );
+        assert!(operator.contains("Retry all 1,000+…"), "{operator}");
         assert!(!page(Frame::of_operator("/ui/failures"), 0).contains("/operations"));
         assert!(!page(Frame::of_reader("/ui/failures"), 5).contains("<form"));
         assert!(!render_one(&Frame::of_reader("/ui/failures/x"), &group(5), &[], false).0.contains("<form"));

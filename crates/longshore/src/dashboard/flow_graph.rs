@@ -1,7 +1,7 @@
 //! The graph of a flow as SVG: tasks in layers from left to right, each after those it waits for. A large
 //! flow is folded: tasks whose names differ only in numbers are one box with a count.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use maud::{Markup, html};
 
@@ -12,6 +12,8 @@ use crate::store::TaskRecord;
 
 /// A flow with more tasks than this is folded.
 const MAX_BOXES: usize = 200;
+/// A folded flow with more lines than this is not drawn.
+const MAX_LINES: usize = 2_000;
 /// A flow with more tasks than this in one layer is folded.
 const MAX_IN_LAYER: usize = 40;
 const BOX: (usize, usize) = (172, 40);
@@ -36,17 +38,21 @@ pub(super) fn render(frame: &Frame, tasks: &[TaskRecord]) -> Markup {
     if tasks.iter().all(|task| task.after.is_empty()) {
         return html! {};
     }
-    let mut nodes = boxes(tasks, |task| (task.id.to_string(), name(task).to_owned()));
-    place(&mut nodes);
-    let is_large = nodes.len() > MAX_BOXES || widest(&nodes) > MAX_IN_LAYER;
-    if is_large {
-        nodes = boxes(tasks, |task| (folded(name(task)), folded(name(task))));
-        place(&mut nodes);
-    }
+    let single = (tasks.len() <= MAX_BOXES)
+        .then(|| boxes(tasks, |task| (task.id.to_string(), name(task).to_owned())))
+        .map(placed)
+        .filter(|nodes| widest(nodes) <= MAX_IN_LAYER);
+    let is_large = single.is_none();
+    let fold = || placed(boxes(tasks, |task| (folded(name(task)), folded(name(task)))));
+    let nodes = single.unwrap_or_else(fold);
     html! {
         section .panel {
-            div .panel-head { h2 { "Graph" } @if is_large { span .faint { "tasks whose names differ only in numbers are one box" } } }
-            div .graph tabindex="0" role="region" aria-label="Graph; the table below has the same data" { (draw(frame, &nodes)) }
+            div .panel-head { h2 { "Graph" } span .faint .only-narrow { "scroll to see all →" } @if is_large { span .faint { "tasks whose names differ only in numbers are one box" } } }
+            @if nodes.len() > MAX_BOXES || nodes.iter().map(|node| node.after.len()).sum::<usize>() > MAX_LINES {
+                p .panel-body .faint { "This flow is too large to draw. The table below has all its tasks." }
+            } @else {
+                div .graph tabindex="0" role="region" aria-label="Graph; the table below has the same data" { (draw(frame, &nodes)) }
+            }
         }
     }
 }
@@ -91,38 +97,56 @@ fn boxes<'t>(tasks: &'t [TaskRecord], key: impl Fn(&TaskRecord) -> (String, Stri
 
 /// Chooses layers and rows. A box is one layer after the last of those that it waits for; in a layer, boxes
 /// are sorted by the rows of their parents, so that few lines cross.
-fn place(nodes: &mut [Node<'_>]) {
-    // As often as the longest path; folding can make cycles, which this ends, too.
-    for _ in 0..nodes.len() {
-        let mut is_changed = false;
-        for i in 0..nodes.len() {
-            let after = nodes[i].after.iter().map(|parent| nodes[*parent].layer + 1).max().unwrap_or(0);
-            let layer = after.min(nodes.len() - 1);
-            is_changed |= nodes[i].layer < layer;
-            nodes[i].layer = nodes[i].layer.max(layer);
-        }
-        if !is_changed {
-            break;
-        }
-    }
+fn placed(mut nodes: Vec<Node<'_>>) -> Vec<Node<'_>> {
+    choose_layers(&mut nodes);
     let layers = nodes.iter().map(|node| node.layer).max().unwrap_or(0);
-    for layer in 0..=layers {
-        let mut members: Vec<usize> = (0..nodes.len()).filter(|i| nodes[*i].layer == layer).collect();
+    let mut layered: Vec<Vec<usize>> = vec![Vec::new(); layers + 1];
+    for (i, node) in nodes.iter().enumerate() {
+        layered[node.layer].push(i);
+    }
+    for members in &mut layered {
         let centre = |i: &usize| {
             let rows = nodes[*i].after.iter().map(|parent| nodes[*parent].row);
             let (sum, count) = rows.fold((0, 0), |(sum, count), row| (sum + row, count + 1));
             ((sum * 1000_usize).checked_div(count).unwrap_or(0), *i)
         };
         members.sort_by_key(centre);
-        for (row, i) in members.into_iter().enumerate() {
-            nodes[i].row = row;
+        for (row, i) in members.iter().enumerate() {
+            nodes[*i].row = row;
         }
     }
-    let tallest = widest(nodes);
-    for layer in 0..=layers {
-        let height = nodes.iter().filter(|node| node.layer == layer).count();
-        for node in nodes.iter_mut().filter(|node| node.layer == layer) {
-            node.shift = (tallest - height) * (BOX.1 + GAP.1) / 2;
+    let tallest = widest(&nodes);
+    for members in &layered {
+        for i in members {
+            nodes[*i].shift = (tallest - members.len()) * (BOX.1 + GAP.1) / 2;
+        }
+    }
+    nodes
+}
+
+/// Visits each box after all those that it waits for, and each line once. Folding can make cycles: if every box that
+/// is left waits for another one that is left, the first of them is next.
+fn choose_layers(nodes: &mut [Node<'_>]) {
+    let mut children: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
+    let mut missing: Vec<usize> = nodes.iter().map(|node| node.after.len()).collect();
+    for (i, node) in nodes.iter().enumerate() {
+        node.after.iter().for_each(|parent| children[*parent].push(i));
+    }
+    let mut ready: VecDeque<usize> = (0..nodes.len()).filter(|i| missing[*i] == 0).collect();
+    let mut is_visited = vec![false; nodes.len()];
+    let mut rest = 0..nodes.len();
+    while let Some(i) = ready.pop_front().or_else(|| rest.find(|i| !is_visited[*i])) {
+        if std::mem::replace(&mut is_visited[i], true) {
+            continue;
+        }
+        for child in &children[i] {
+            missing[*child] -= 1;
+            if !is_visited[*child] {
+                nodes[*child].layer = nodes[*child].layer.max(nodes[i].layer + 1);
+                if missing[*child] == 0 {
+                    ready.push_back(*child);
+                }
+            }
         }
     }
 }
@@ -191,7 +215,7 @@ fn draw_box(frame: &Frame, node: &Node<'_>) -> Markup {
     let (x, y) = corner(node);
     let (class, words) = status(node);
     let content = html! {
-        title { (node.name) ": " (words) }
+        title { (node.name) ": " (words) @if class == "held" { " (" (widgets::HELD) ")" } }
         rect x=(x) y=(y) width=(BOX.0) height=(BOX.1) rx="7" {}
         circle cx=(x + 15) cy=(y + 14) r="4" {}
         text .name x=(x + 26) y=(y + 18) { (format::shortened(&node.name, NAME)) }
@@ -225,8 +249,7 @@ mod tests {
             task(4, "d", &[1, 3]),
             task(5, "e", &[]),
         ];
-        let mut nodes = boxes(&tasks, |task| (task.id.to_string(), name(task).to_owned()));
-        place(&mut nodes);
+        let nodes = placed(boxes(&tasks, |task| (task.id.to_string(), name(task).to_owned())));
         assert_eq!(places(&nodes), [(0, 0), (1, 0), (1, 1), (2, 0), (0, 1)]);
     }
 
@@ -245,6 +268,23 @@ mod tests {
         tasks[1] = task(2, "b", &[1]);
         tasks[2] = task(3, "a", &[2]);
         assert_eq!(render(&Frame::of_operator("/ui/flows/x"), &tasks).0.matches("<rect").count(), 2);
+    }
+
+    #[test]
+    fn the_order_of_the_tasks_does_not_matter() {
+        let tasks = [task(4, "d", &[2, 3]), task(3, "c", &[2]), task(2, "b", &[1]), task(1, "a", &[])];
+        let nodes = placed(boxes(&tasks, |task| (task.id.to_string(), name(task).to_owned())));
+        assert_eq!(places(&nodes), [(3, 0), (2, 0), (1, 0), (0, 0)]);
+    }
+
+    #[test]
+    fn a_flow_with_too_many_lines_is_not_drawn() {
+        // 300 names that differ in letters, each after all those before it.
+        let letters = |n: u128| n.to_string().bytes().map(|digit| char::from(digit + 49)).collect::<String>();
+        let tasks: Vec<TaskRecord> =
+            (1..=300).rev().map(|n| task(n, &letters(n), &(1..n).collect::<Vec<_>>())).collect();
+        let page = render(&Frame::of_operator("/ui/flows/x"), &tasks).0;
+        assert!(page.contains("too large to draw") && !page.contains("<rect"), "{}", page.len());
     }
 
     #[test]

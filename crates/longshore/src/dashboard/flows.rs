@@ -12,10 +12,11 @@ use super::widgets::{
     self, Action, Look, copy_button, empty, figure, heading, job_link, kind_link, optional_time, queue_link,
     segments, snippet, time,
 };
-use super::{Frame, View, format};
+use super::{Frame, View, format, why};
+use crate::api::explain::Explanation;
 use crate::api::problem::{ApiResult, Problem};
 use crate::flow::Condition;
-use crate::job::{FlowId, JobId, Status};
+use crate::job::{FlowId, JobId, JobRecord, Status};
 use crate::store::{FlowFilter, FlowRecord, FlowStatus, LinkRecord, TaskRecord};
 
 /// The number of flows on a page.
@@ -110,7 +111,7 @@ fn none(frame: &Frame) -> Markup {
 fn row(frame: &Frame, flow: &FlowRecord) -> Markup {
     let url = frame.url(&format!("/ui/flows/{}", flow.id));
     html! {
-        tr data-row {
+        tr #(format!("flow-{}", flow.id)) data-row {
             td .c-status { (state(flow.status)) }
             td .strong { a data-open href=(url) { (flow.name) } }
             td .c-id { a .id href=(url) title=(flow.id) { (JobId(flow.id.0).short()) } }
@@ -133,6 +134,8 @@ struct OneFlow {
     tasks: Vec<TaskRecord>,
     /// The job whose children these are.
     parent: Option<JobId>,
+    /// The first task that waits, and why it does not run.
+    blocked: Option<(Arc<JobRecord>, Arc<Explanation>)>,
 }
 
 pub(super) async fn one(view: View, Path(id): Path<String>) -> ApiResult<Response> {
@@ -150,7 +153,15 @@ pub(super) async fn one(view: View, Path(id): Path<String>) -> ApiResult<Respons
     }
     let parent = view.data.glance(JobId(id.0)).await?.first().map(|job| job.id);
     let title = format!("Flow {}", flow.name);
-    let content = render_one(&view.frame, &OneFlow { flow, tasks, parent });
+    let blocked = match blocked(&flow, &tasks) {
+        Some(task) => {
+            let job = view.data.job(task).await?;
+            let explanation = view.data.explanation(&job).await?;
+            Some((job, explanation))
+        }
+        None => None,
+    };
+    let content = render_one(&view.frame, &OneFlow { flow, tasks, parent, blocked });
     Ok(view.respond(Section::Flows, &title, content))
 }
 
@@ -161,14 +172,14 @@ fn render_one(frame: &Frame, one: &OneFlow) -> Markup {
     html! {
         p .crumbs { a href=(frame.url("/ui/flows")) { "Flows" } }
         (heading(title, html! { span .id { (id) } (copy_button(&id)) }, actions(frame, flow)))
-        @if let Some(waits) = waits_for(one) { p #why .notice .is-info { (waits) } }
+        (waits_for(frame, one))
         dl #figures .figures {
             (figure("Tasks", format::number(flow.members), if flow.sealed { "no more can be added" } else { "more can be added" }))
             (figure("Open", format::number(flow.open), "have not ended"))
-            (figure("Failed", format::number(flow.failed), ""))
-            (figure("Created", time(flow.created_at, frame), ""))
-            (figure("Ended", optional_time(flow.ended_at, frame), ""))
-            @if let Some(parent) = one.parent { (figure("Children of", job_link(parent, frame), "")) }
+            (figure("Failed", format::number(flow.failed), "did not succeed"))
+            (figure("Created", time(flow.created_at, frame), flow.created_at.format("%-d %b %H:%M UTC").to_string()))
+            (figure("Ended", optional_time(flow.ended_at, frame), flow.ended_at.map_or("not yet".to_owned(), |at| at.format("%-d %b %H:%M UTC").to_string())))
+            @if let Some(parent) = one.parent { (figure("Children of", job_link(parent, frame), "the job that spawned them")) }
             @if flow.deadline.is_some() { (figure("Deadline", optional_time(flow.deadline, frame), "then it is cancelled")) }
         }
         @if (one.tasks.len() as u64) < flow.members {
@@ -179,25 +190,62 @@ fn render_one(frame: &Frame, one: &OneFlow) -> Markup {
     }
 }
 
-/// What an open flow waits for: what runs, or else what is due.
-fn waits_for(one: &OneFlow) -> Option<Markup> {
+/// The tasks of an open flow that have not ended and wait for no other task: those that run, then the others.
+fn open(tasks: &[TaskRecord]) -> Vec<&TaskRecord> {
+    let with = |status: Status| tasks.iter().filter(move |task| task.status == status && !task.held);
+    with(Status::Running).chain(with(Status::Retrying)).chain(with(Status::Queued)).collect()
+}
+
+/// The first open task that does not run. Only one is explained: an explanation costs several reads.
+fn blocked(flow: &FlowRecord, tasks: &[TaskRecord]) -> Option<JobId> {
+    let is_open = flow.status == FlowStatus::Running;
+    let open = open(tasks);
+    open.iter().find(|task| is_open && task.status != Status::Running).map(|task| task.id)
+}
+
+/// What an open flow waits for, and why that does not run.
+fn waits_for(frame: &Frame, one: &OneFlow) -> Markup {
     if one.flow.status != FlowStatus::Running {
-        return None;
+        return html! {};
     }
-    let with = |status: Status| one.tasks.iter().filter(move |task| task.status == status && !task.held);
-    let waiting: Vec<&TaskRecord> =
-        with(Status::Running).chain(with(Status::Retrying)).chain(with(Status::Queued)).collect();
-    let shown = waiting.iter().take(5);
-    Some(html! {
-        "It waits for "
-        @if waiting.is_empty() { "its seal: more tasks can be added" }
-        @for (i, task) in shown.enumerate() {
-            @if i > 0 { ", " }
-            b { (name(task)) } " (" (widgets::status_word(task.status)) ")"
+    let open = open(&one.tasks);
+    let link = |task: &TaskRecord| {
+        html! { a .strong href=(frame.url(&format!("/ui/jobs/{}", task.id))) { (name(task)) } }
+    };
+    // The task may have started since the tasks were read.
+    let blocked =
+        one.blocked.as_ref().filter(|(job, _)| job.finished_at.is_none() && job.status != Status::Running);
+    let reason = blocked.and_then(|(job, explanation)| {
+        let task = one.tasks.iter().find(|task| task.id == job.id)?;
+        let causes = &explanation.causes;
+        let cause = causes.first()?;
+        Some(html! {
+            p { (link(task)) " is " (widgets::status_word(task.status)) ": " (why::with_links(frame, job, &cause.message)) "." }
+            (why::buttons(frame, job, causes))
+        })
+    });
+    let needs_operator =
+        blocked.is_some_and(|(_, explanation)| explanation.causes.iter().any(why::needs_operator));
+    let class = if needs_operator { "notice is-warning" } else { "notice is-info" };
+    html! {
+        section #why class=(class) {
+            h2 { "What it waits for" }
+            @if open.is_empty() {
+                p { @if one.flow.sealed { "The tasks that can run have ended; the next ones are released in a moment." }
+                    @else { "Its seal: more tasks can be added." } }
+            }
+            @if open.len() > 1 || reason.is_none() && !open.is_empty() {
+                p {
+                    @for (i, task) in open.iter().take(5).enumerate() {
+                        @if i > 0 { ", " }
+                        (link(task)) " (" (widgets::status_word(task.status)) ")"
+                    }
+                    @if open.len() > 5 { " and " (open.len() - 5) " more" }
+                }
+            }
+            @if let Some(reason) = reason { (reason) }
         }
-        @if waiting.len() > 5 { " and " (waiting.len() - 5) " more" }
-        "."
-    })
+    }
 }
 
 fn actions(frame: &Frame, flow: &FlowRecord) -> Markup {
@@ -207,11 +255,11 @@ fn actions(frame: &Frame, flow: &FlowRecord) -> Markup {
     let url = |action: &str| frame.url(&format!("/flows/{}/{action}", flow.id));
     html! {
         @if flow.ended_at.is_none() && !flow.cancelled {
-            (Action::post(url("cancel"), "Cancel", "The flow is being cancelled.").look(Look::Danger)
+            (Action::post(url("cancel"), "Cancel flow", format!("{} is being cancelled.", flow.name)).look(Look::Danger)
                 .confirm("Cancel this flow? Waiting tasks are cancelled, and running ones are asked to stop."))
         }
         @if flow.failed > 0 || flow.status == FlowStatus::Cancelled {
-            (Action::post(url("retry"), "Retry failed part", "What had not succeeded runs again.").look(Look::Primary)
+            (Action::post(url("retry"), "Retry failed part", format!("What had not succeeded of {} runs again.", flow.name)).look(Look::Primary)
                 .confirm("Run every task again that did not succeed? What succeeded is not repeated."))
         }
     }
@@ -227,14 +275,14 @@ fn task_table(frame: &Frame, tasks: &[TaskRecord]) -> Markup {
         section .panel .flush {
             div .panel-head { h2 { "Tasks" } span .faint { (format::number(tasks.len() as u64)) } }
             table #tasks .list {
-                thead { tr { th .c-status { "Status" } th { "Task" } th { "Kind" } th { "Queue" } th { "Waits for" } th .c-id { "Id" } } }
-                tbody { @for task in tasks.iter().take(LISTED_TASKS) { tr data-row {
-                    td .c-status { @if task.held { (widgets::state(Status::Cancelled, "held")) }
+                thead { tr { th .c-status { "Status" } th .c-name { "Task" } th .c-name { "Kind" } th .c-name { "Queue" } th { "Waits for" } th .c-id { "Id" } } }
+                tbody { @for task in tasks.iter().take(LISTED_TASKS) { tr #(format!("task-{}", task.id)) data-row {
+                    td .c-status { @if task.held { (widgets::held()) }
                         @else if task.skipped { (widgets::state(Status::Cancelled, "skipped")) }
                         @else { (widgets::status(task.status)) } }
-                    td .strong { a data-open href=(frame.url(&format!("/ui/jobs/{}", task.id))) { (name(task)) } }
-                    td data-label="Kind" { (kind_link(&task.kind, frame)) }
-                    td data-label="Queue" { (queue_link(&task.queue, frame)) }
+                    td .strong .c-name { a data-open href=(frame.url(&format!("/ui/jobs/{}", task.id))) { (name(task)) } }
+                    td .c-name data-label="Kind" { (kind_link(&task.kind, frame)) }
+                    td .c-name data-label="Queue" { (queue_link(&task.queue, frame)) }
                     td data-label="Waits for" { @for link in task.after.iter().take(10) { (waited(link)) " " }
                         @if task.after.len() > 10 { "and " (task.after.len() - 10) " more" } }
                     td .c-id { (job_link(task.id, frame)) }
@@ -285,7 +333,7 @@ pub(super) mod tests {
         }
     }
 
-    fn flow(status: FlowStatus) -> FlowRecord {
+    pub(in super::super) fn flow(status: FlowStatus) -> FlowRecord {
         FlowRecord {
             id: FlowId(uuid::Uuid::nil()),
             name: HOSTILE.into(),
@@ -305,10 +353,22 @@ pub(super) mod tests {
     #[test]
     fn names_are_escaped_and_the_page_says_what_the_flow_waits_for() {
         let tasks = vec![task(1, HOSTILE, &[]), task(2, "second", &[1])];
-        let one = OneFlow { flow: Arc::new(flow(FlowStatus::Running)), tasks, parent: None };
+        assert_eq!(blocked(&flow(FlowStatus::Running), &tasks), Some(tasks[0].id));
+        let mut job = super::super::jobs::tests::hostile_job(Status::Queued);
+        (job.id, job.finished_at) = (tasks[0].id, None);
+        let cause = crate::api::explain::Cause {
+            reason: crate::api::explain::Reason::NoWorkerForQueue,
+            message: "no live worker takes jobs from queue `search`".into(),
+            remedy: None,
+        };
+        let explanation = Arc::new(Explanation::of_causes(&job, vec![cause]));
+        let blocked = Some((Arc::new(job), explanation));
+        let one = OneFlow { flow: Arc::new(flow(FlowStatus::Running)), tasks, parent: None, blocked };
         let page = render_one(&Frame::of_operator("/ui/flows/x"), &one);
         assert_escaped(&page);
-        assert!(page.0.contains("It waits for") && page.0.contains("(queued)"), "{}", page.0);
+        assert!(page.0.contains("What it waits for") && page.0.contains("is-warning"), "{}", page.0);
+        let reason = "</a> is queued: no live worker takes jobs from queue <a href=\"/q/ui/queues/search\">search</a>.";
+        assert!(page.0.contains(reason), "{}", page.0);
         assert_escaped(&render(
             &Frame::of_operator("/ui/flows"),
             &FlowFilter::default(),
@@ -318,7 +378,12 @@ pub(super) mod tests {
 
     #[test]
     fn a_reader_cannot_cancel_or_retry() {
-        let one = OneFlow { flow: Arc::new(flow(FlowStatus::Failed)), tasks: Vec::new(), parent: None };
+        let one = OneFlow {
+            flow: Arc::new(flow(FlowStatus::Failed)),
+            tasks: Vec::new(),
+            parent: None,
+            blocked: None,
+        };
         assert!(!render_one(&Frame::of_reader("/ui/flows/x"), &one).0.contains("<form"));
     }
 }

@@ -92,6 +92,33 @@ pub(super) fn exact(at: DateTime<Utc>) -> String {
     at.format("%Y-%m-%d %H:%M:%S%.3f UTC").to_string()
 }
 
+/// A share in percent. One that is not zero never reads `0 %`.
+pub(super) fn percent(part: u64, whole: u64) -> String {
+    let percent = part as f64 * 100.0 / whole.max(1) as f64;
+    match percent {
+        _ if part == 0 => "0 %".into(),
+        ..0.1 => "under 0.1 %".into(),
+        ..10.0 => format!("{percent:.1} %"),
+        _ => format!("{percent:.0} %"),
+    }
+}
+
+/// Names in a sentence: `a`, `a and b`, `a, b and 3 more`.
+pub(super) fn listed(names: &[impl AsRef<str>], max: usize) -> String {
+    let shown: Vec<&str> = names.iter().take(max).map(AsRef::as_ref).collect();
+    let more = names.len() - shown.len();
+    match (shown.split_last(), more) {
+        (Some((last, [])), 0) => (*last).to_owned(),
+        (Some((last, others)), 0) => format!("{} and {last}", others.join(", ")),
+        _ => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// An instant in words, to the minute.
+pub(super) fn in_words(at: DateTime<Utc>) -> String {
+    at.format("%-d %b %Y %H:%M UTC").to_string()
+}
+
 /// The first characters of a text, with an ellipsis if there are more.
 pub(super) fn shortened(text: &str, max: usize) -> String {
     match text.char_indices().nth(max) {
@@ -100,9 +127,23 @@ pub(super) fn shortened(text: &str, max: usize) -> String {
     }
 }
 
+/// A number of bytes: `17 B`, `1.5 KB`, `2.0 MB`.
+pub(super) fn bytes(bytes: usize) -> String {
+    match bytes {
+        0..1_000 => format!("{bytes} B"),
+        1_000..1_000_000 => format!("{:.1} KB", bytes as f64 / 1e3),
+        _ => format!("{:.1} MB", bytes as f64 / 1e6),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_have_a_unit() {
+        assert_eq!([17, 1_500, 2_000_000].map(bytes), ["17 B", "1.5 KB", "2.0 MB"]);
+    }
 
     #[test]
     fn numbers_are_grouped_and_compacted() {
@@ -150,6 +191,28 @@ mod tests {
             assert_eq!(relative(now + TimeDelta::seconds(seconds), now), text);
         }
         assert_eq!(exact(now), "2031-05-06 07:08:09.000 UTC");
+    }
+
+    #[test]
+    fn a_share_of_something_is_never_zero_percent() {
+        for (part, whole, text) in [
+            (0, 7, "0 %"),
+            (0, 0, "0 %"),
+            (1, 5_000, "under 0.1 %"),
+            (20, 2_214, "0.9 %"),
+            (1, 40, "2.5 %"),
+            (1, 2, "50 %"),
+            (7, 7, "100 %"),
+        ] {
+            assert_eq!(percent(part, whole), text);
+        }
+    }
+
+    #[test]
+    fn many_names_are_shortened_to_a_number() {
+        assert_eq!(listed(&["a"], 2), "a");
+        assert_eq!(listed(&["a", "b", "c"], 3), "a, b and c");
+        assert_eq!(listed(&["a", "b", "c", "d"], 2), "a, b and 2 more");
     }
 
     #[test]

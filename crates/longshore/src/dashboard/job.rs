@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::Path;
 use axum::response::Response;
+use chrono::TimeDelta;
 use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -11,13 +12,14 @@ use serde_json::value::RawValue;
 use super::layout::Section;
 use super::url::{Params, encoded};
 use super::widgets::{
-    self, Action, Look, code_block, copy_button, heading, job_link, kind_link, queue_link, time,
+    self, Action, Look, copy_button, group_url, heading, job_link, json_block, kind_link, queue_link, time,
 };
-use super::{Frame, View, format, json, timeline};
-use crate::api::explain::Explanation;
+use super::{Frame, View, format, json, timeline, why};
+use crate::api::explain::{Explanation, Reason};
 use crate::api::problem::{ApiResult, Problem};
 use crate::failure::Fingerprint;
 use crate::job::{FlowId, JobId, JobRecord, Status};
+use crate::lifecycle::FAR_FUTURE;
 use crate::store::{FlowRecord, StepRecord, StepState, WorkerRecord};
 
 /// What the page shows.
@@ -29,6 +31,8 @@ struct OneJob {
     workers: Arc<Vec<WorkerRecord>>,
     /// The job that spawned this one.
     parent: Option<JobId>,
+    /// The flow that it is a task of; absent if the caller may not see flows.
+    flow: Option<Arc<FlowRecord>>,
     /// The flow of the jobs that this one spawned.
     children: Option<Arc<FlowRecord>>,
 }
@@ -36,7 +40,7 @@ struct OneJob {
 pub(super) async fn page(view: View, Path(id): Path<String>) -> ApiResult<Response> {
     let id: JobId = id.parse().map_err(Problem::in_url)?;
     let loaded = load(&view, id).await?;
-    let title = format!("{} {}", loaded.job.kind, id.short());
+    let title = format!("{} {}", name(&loaded.job), id.short());
     Ok(view.respond(Section::Jobs, &title, render(&view.frame, &loaded)))
 }
 
@@ -51,32 +55,55 @@ async fn load(view: &View, id: JobId) -> ApiResult<OneJob> {
         Some(flow) => data.glance(JobId(flow.0)).await?.first().map(|parent| parent.id),
         None => None,
     };
-    let children = match data.flow(FlowId(id.0)).await {
-        Ok(flow) => Some(flow),
-        Err(error) if error.is_not_found() => None,
-        Err(error) => return Err(error.into()),
-    };
-    Ok(OneJob { job, explanation, steps, workers, parent, children })
+    let (children, flow) = tokio::try_join!(flow(view, Some(FlowId(id.0))), flow(view, job.flow))?;
+    let flow = flow.filter(|_| view.frame.rights.covers_all());
+    Ok(OneJob { job, explanation, steps, workers, parent, flow, children })
+}
+
+async fn flow(view: &View, id: Option<FlowId>) -> ApiResult<Option<Arc<FlowRecord>>> {
+    let Some(id) = id else { return Ok(None) };
+    match view.data.flow(id).await {
+        Ok(flow) => Ok(Some(flow)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The name of the task; of a job without one, its kind.
+fn name(job: &JobRecord) -> &str {
+    job.task.as_deref().filter(|_| job.flow.is_some()).unwrap_or(&job.kind)
 }
 
 fn render(frame: &Frame, loaded: &OneJob) -> Markup {
     let job = &loaded.job;
     let id = job.id.to_string();
-    let title = html! { (job.kind) " " (widgets::status(job.status)) };
-    let note = html! { span .id { (id) } (copy_button(&id)) };
+    let is_held =
+        loaded.explanation.as_ref().is_some_and(|explanation| explanation.reason == Reason::WaitsForTasks);
+    let title =
+        html! { (name(job)) " " @if is_held { (widgets::held()) } @else { (widgets::status(job.status)) } };
+    let note = html! { @if name(job) != job.kind { (kind_link(&job.kind, frame)) " · " } span .id { (id) } (copy_button(&id)) };
     html! {
-        p .crumbs { a href=(frame.url("/ui/jobs")) { "Jobs" } }
-        (heading(title, note, actions(frame, job)))
-        @if let Some(explanation) = &loaded.explanation {
-            @if job.status != Status::Running || job.cancel_requested { (timeline::why(explanation)) }
-            @else if explanation.reason == crate::api::explain::Reason::WorkerLost { (timeline::why(explanation)) }
+        p .crumbs {
+            @match &loaded.flow {
+                Some(flow) => {
+                    a href=(frame.url("/ui/flows")) { "Flows" }
+                    a href=(frame.url(&format!("/ui/flows/{}", flow.id))) { (flow.name) }
+                }
+                None => a href=(frame.url("/ui/jobs")) data-list { "Jobs" },
+            }
         }
-        (progress(job))
+        (heading(title, note, actions(frame, loaded)))
+        @if let Some(explanation) = &loaded.explanation {
+            @if job.status != Status::Running || job.cancel_requested || explanation.reason == Reason::WorkerLost {
+                (why::render(frame, job, explanation))
+            }
+        }
+        (progress(frame, job))
         div .columns {
             div {
                 (timeline::render(frame, job, &loaded.workers))
                 (documents(frame, job))
-                (steps(frame, &loaded.steps))
+                (steps(frame, job, &loaded.steps))
                 (editor(frame, job))
             }
             aside aria-label="Details" { (facts(frame, loaded)) }
@@ -84,18 +111,22 @@ fn render(frame: &Frame, loaded: &OneJob) -> Markup {
     }
 }
 
+/// The page's clock is kept with its data, so it may be this late.
+const CLOCK_AGE: TimeDelta = TimeDelta::seconds(1);
+
 // ---- actions ---------------------------------------------------------------
 
-fn actions(frame: &Frame, job: &JobRecord) -> Markup {
+fn actions(frame: &Frame, loaded: &OneJob) -> Markup {
+    let job = &loaded.job;
     let url = |action: &str| frame.url(&format!("/jobs/{}{action}", job.id));
     let can_act = frame.rights.operate;
     let (has_ended, is_running) = (job.finished_at.is_some(), job.status == Status::Running);
-    let cancel = Action::post(url("/cancel"), "Cancel", "The job is cancelled.");
-    let (retry, retried) =
-        if has_ended { ("Retry", "The job waits again.") } else { ("Run now", "The job is due now.") };
+    let cancel = Action::post(url("/cancel"), "Cancel", format!("{} is cancelled.", name(job)));
+    let is_due_later =
+        !has_ended && !is_running && job.run_at > frame.now + CLOCK_AGE && job.run_at < FAR_FUTURE;
     html! {
         @if can_act && is_running && !job.cancel_requested {
-            (Action { done: "The job is asked to stop.", ..cancel }
+            (Action { done: format!("{} is asked to stop.", name(job)), ..cancel }
                 .confirm("Ask this running job to stop? Its handler sees the request at its next safe point."))
         } @else if can_act && !has_ended && !is_running {
             (cancel.confirm("Cancel this job? It will not run."))
@@ -105,18 +136,35 @@ fn actions(frame: &Frame, job: &JobRecord) -> Markup {
             a .button href=(Params::default().with("from", job.id.to_string()).url(&frame.url("/ui/new"))) { "Clone and edit" }
         }
         @if can_act && has_ended {
-            (Action::post(url(""), "Delete", "The job is deleted.").method("DELETE").look(Look::Danger)
+            (Action::post(url(""), "Delete", format!("{} is deleted.", name(job))).method("DELETE").look(Look::Danger)
                 .confirm("Delete this job and its history?").then(frame.url("/ui/jobs")))
         }
-        @if can_act && !is_running {
-            (Action::post(url("/retry"), retry, retried).look(Look::Primary))
+        @if can_act && has_ended {
+            (Action::post(url("/retry"), "Retry", format!("{} waits again.", name(job))).look(Look::Primary))
+        } @else if can_act && is_due_later {
+            (Action::post(url("/retry"), "Run now", due_now(loaded)).look(Look::Primary))
         }
+    }
+}
+
+/// What `Run now` achieves: a job that is due does not start if its queue is paused.
+fn due_now(loaded: &OneJob) -> String {
+    let causes = loaded.explanation.as_ref().map(|explanation| explanation.causes.as_slice());
+    let blocked = causes.unwrap_or_default().iter().find(|cause| why::needs_operator(cause));
+    match blocked {
+        Some(cause) => {
+            let reason = cause.message.replace('`', "");
+            format!("{} is due now, but it cannot start yet: {reason}.", name(&loaded.job))
+        }
+        None => format!("{} is due now.", name(&loaded.job)),
     }
 }
 
 /// Whether the page shows the whole payload, so that it can be changed and stored again.
 fn is_editable(frame: &Frame, job: &JobRecord) -> bool {
-    !frame.dashboard.hides_payloads && frame.dashboard.redacted(&job.kind).is_empty()
+    !frame.dashboard.hides_payloads
+        && frame.dashboard.redacted(&job.kind).is_empty()
+        && json::indent(job.payload.get(), &[]).is_some()
 }
 
 fn edit_label(job: &JobRecord) -> &'static str {
@@ -127,16 +175,16 @@ fn editor(frame: &Frame, job: &JobRecord) -> Markup {
     if !frame.rights.operate || job.status == Status::Running || !is_editable(frame, job) {
         return html! {};
     }
-    let payload = json::indent(job.payload.get(), &[]);
+    let Some(payload) = json::indent(job.payload.get(), &[]) else { return html! {} };
     let url = frame.url(&format!("/jobs/{}", job.id));
     let action = if job.finished_at.is_some() {
         Action::post(
             format!("{url}/retry"),
             "Retry with this payload",
-            "The job waits again, with the new payload.",
+            format!("{} waits again, with the new payload.", name(job)),
         )
     } else {
-        Action::post(url, "Save", "The job is changed.").method("PATCH")
+        Action::post(url, "Save", format!("{} is changed.", name(job))).method("PATCH")
     };
     let fields = html! {
         label { span { "Payload (JSON)" }
@@ -157,8 +205,9 @@ fn editor(frame: &Frame, job: &JobRecord) -> Markup {
 
 // ---- contents --------------------------------------------------------------
 
-fn shown(frame: &Frame, kind: &str, value: &RawValue) -> String {
-    json::indent(value.get(), frame.dashboard.redacted(kind))
+fn shown(frame: &Frame, job: &JobRecord, title: &str, value: &RawValue) -> Markup {
+    let url = frame.url(&format!("/jobs/{}", job.id));
+    json_block(title, value.get(), frame.dashboard.redacted(&job.kind), &url)
 }
 
 fn documents(frame: &Frame, job: &JobRecord) -> Markup {
@@ -166,13 +215,13 @@ fn documents(frame: &Frame, job: &JobRecord) -> Markup {
         return html! { p .notice .is-info { "This dashboard does not show payloads and results." } };
     }
     html! {
-        @if let Some(result) = &job.result { (code_block("Result", &shown(frame, &job.kind, result))) }
-        (code_block("Payload", &shown(frame, &job.kind, &job.payload)))
-        @if let Some(metadata) = &job.metadata { (code_block("Metadata", &shown(frame, &job.kind, metadata))) }
+        @if let Some(result) = &job.result { (shown(frame, job, "Result", result)) }
+        (shown(frame, job, "Payload", &job.payload))
+        @if let Some(metadata) = &job.metadata { (shown(frame, job, "Metadata", metadata)) }
     }
 }
 
-fn steps(frame: &Frame, steps: &[StepRecord]) -> Markup {
+fn steps(frame: &Frame, job: &JobRecord, steps: &[StepRecord]) -> Markup {
     if steps.is_empty() {
         return html! {};
     }
@@ -180,7 +229,9 @@ fn steps(frame: &Frame, steps: &[StepRecord]) -> Markup {
         StepState::Waiting { until: Some(until) } => html! { "waits until " (time(*until, frame)) },
         StepState::Waiting { until: None } => html! { "waits for an event" },
         StepState::Done(_) if frame.dashboard.hides_payloads => html! { "done" },
-        StepState::Done(value) => html! { code { (format::shortened(value.get(), 200)) } },
+        StepState::Done(value) => {
+            html! { code { (json::beginning(value.get(), frame.dashboard.redacted(&job.kind), 200)) } }
+        }
     };
     html! {
         section .panel .flush {
@@ -195,7 +246,8 @@ fn steps(frame: &Frame, steps: &[StepRecord]) -> Markup {
 }
 
 /// The newest progress report, with a bar if it is a share or a percentage.
-fn progress(job: &JobRecord) -> Markup {
+fn progress(frame: &Frame, job: &JobRecord) -> Markup {
+    let hidden = frame.dashboard.redacted(&job.kind);
     let Some(report) = job.progress.as_ref().filter(|_| job.finished_at.is_none()) else { return html! {} };
     html! {
         section #progress .panel .progress {
@@ -204,7 +256,7 @@ fn progress(job: &JobRecord) -> Markup {
             }
             div .panel-body {
                 @if let Some(percent) = percent(report) { progress max="100" value=(percent) aria-label="Progress" {} }
-                p { code { (format::shortened(report.get(), 300)) } }
+                @if !frame.dashboard.hides_payloads { p { code { (json::beginning(report.get(), hidden, 300)) } } }
             }
         }
     }
@@ -245,21 +297,21 @@ fn schedule(job: &JobRecord) -> Option<String> {
 
 fn facts(frame: &Frame, loaded: &OneJob) -> Markup {
     let job = &loaded.job;
+    let newest = job.errors.iter().max_by_key(|attempt| (attempt.ended_at, attempt.lease_no));
+    let is_retried = timeline::was_retried(job, newest);
     let jobs_with = |name: &str, value: &str| Params::default().with(name, value).url(&frame.url("/ui/jobs"));
-    let in_group = job.group.as_ref().map(|group| {
-        Params::default().with("queue", &job.queue).with("group", group).url(&frame.url("/ui/jobs"))
-    });
     html! {
         section .panel {
             dl #facts .facts {
                 dt { "Kind" } dd { (kind_link(&job.kind, frame)) }
                 dt { "Queue" } dd { (queue_link(&job.queue, frame)) }
-                @if let Some((group, url)) = job.group.as_ref().zip(in_group) { dt { "Group" } dd { a .quiet href=(url) { (group) } } }
-                dt { "Attempts" } dd { (job.attempts) " of " (job.max_attempts) }
+                @if let Some(group) = &job.group { dt { "Group" } dd { a .quiet href=(group_url(&job.queue, group, frame)) { (group) } } }
+                dt { "Attempts" } dd { (job.attempts) " of " (job.max_attempts)
+                    @if is_retried { span .faint { ", since an operator retried it" } } }
                 @if job.interruptions > 0 { dt { "Interruptions" } dd { (job.interruptions) } }
                 dt { "Priority" } dd { (job.priority) }
                 dt { "Created" } dd { (time(job.created_at, frame)) }
-                @if job.finished_at.is_none() && job.run_at < crate::lifecycle::FAR_FUTURE { dt { "Due" } dd { (time(job.run_at, frame)) } }
+                @if job.finished_at.is_none() && job.run_at < FAR_FUTURE { dt { "Due" } dd { (time(job.run_at, frame)) } }
                 @if let Some(at) = job.started_at { dt { "Started" } dd { (time(at, frame)) } }
                 @if let Some(at) = job.finished_at { dt { "Ended" } dd { (time(at, frame)) } }
                 @if let (Some(from), Some(to)) = (job.started_at, job.finished_at) {
@@ -267,7 +319,8 @@ fn facts(frame: &Frame, loaded: &OneJob) -> Markup {
                 }
                 dt { "Timeout" } dd { @match job.timeout { Some(limit) => (format::duration(limit)), None => "none" } }
                 @if let Some(name) = schedule(job) { dt { "Schedule" } dd { a .quiet href=(frame.url(&format!("/ui/cron#cron-{}", encoded(&name)))) { (name) } } }
-                @if let Some(flow) = job.flow { dt { "Flow" } dd { a .id href=(frame.url(&format!("/ui/flows/{flow}"))) { (JobId(flow.0).short()) } } }
+                @if let Some(flow) = &loaded.flow { dt { "Flow" } dd { a .quiet href=(frame.url(&format!("/ui/flows/{}", flow.id))) { (flow.name) } } }
+                @else if let Some(flow) = job.flow { dt { "Flow" } dd { span .id { (JobId(flow.0).short()) } } }
                 @if let Some(task) = &job.task { dt { "Task" } dd { (task) } }
                 @if let Some(parent) = loaded.parent { dt { "Parent" } dd { (job_link(parent, frame)) } }
                 @if let Some(children) = &loaded.children {
@@ -310,6 +363,7 @@ mod tests {
             steps: Arc::default(),
             workers: Arc::default(),
             parent: None,
+            flow: None,
             children: None,
         }
     }
@@ -334,11 +388,44 @@ mod tests {
         let page = |status| render(&Frame::of_operator("/ui/jobs/1"), &loaded(status)).0;
         let (queued, running, failed) =
             (page(Status::Queued), page(Status::Running), page(Status::FailedPermanent));
-        assert!(queued.contains("/cancel\"") && queued.contains("Run now") && !queued.contains("Delete"));
+        assert!(queued.contains("/cancel\"") && !queued.contains("Delete"));
         assert!(
             running.contains("/cancel\"") && !running.contains("/retry\"") && !running.contains("Delete")
         );
         assert!(!failed.contains("/cancel\"") && failed.contains("Retry") && failed.contains("Delete"));
+    }
+
+    #[test]
+    fn only_a_job_that_is_due_later_can_be_run_now() {
+        let frame = Frame::of_operator("/ui/jobs/1");
+        let mut loaded = loaded(Status::Queued);
+        assert!(!render(&frame, &loaded).0.contains("Run now"), "it is due");
+        Arc::make_mut(&mut loaded.job).run_at = frame.now + CLOCK_AGE;
+        assert!(
+            !render(&frame, &loaded).0.contains("Run now"),
+            "it is due, and the clock of the page is late"
+        );
+        Arc::make_mut(&mut loaded.job).run_at = FAR_FUTURE;
+        assert!(!render(&frame, &loaded).0.contains("Run now"), "it is held");
+        Arc::make_mut(&mut loaded.job).run_at = frame.now + TimeDelta::hours(1);
+        assert!(render(&frame, &loaded).0.contains("is due now.\""));
+        let message = "queue `mail` is paused".to_owned();
+        let cause = crate::api::explain::Cause { reason: Reason::QueuePaused, message, remedy: None };
+        loaded.explanation = Some(Arc::new(Explanation::of_causes(&loaded.job, vec![cause])));
+        let page = render(&frame, &loaded).0;
+        assert!(page.contains("is due now, but it cannot start yet: queue mail is paused."), "{page}");
+    }
+
+    #[test]
+    fn a_task_is_shown_with_its_name_and_its_flow() {
+        let mut loaded = loaded(Status::Queued);
+        loaded.flow = Some(Arc::new(super::super::flows::tests::flow(crate::store::FlowStatus::Running)));
+        let job = Arc::make_mut(&mut loaded.job);
+        (job.flow, job.task) = (Some(FlowId(uuid::Uuid::nil())), Some("validate".into()));
+        let page = render(&Frame::of_operator("/ui/jobs/1"), &loaded);
+        assert!(page.0.contains("<h1>validate "), "{}", page.0);
+        assert_eq!(page.0.matches("/q/ui/flows/00000000-0000-0000-0000-000000000000").count(), 2);
+        assert_escaped(&page);
     }
 
     #[test]

@@ -3,16 +3,18 @@
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::job_filter::{FIELDS, JobFilter, KEYS, parse_time};
+use super::job_filter::{Ended, FIELDS, JobFilter, KEYS, parse_time};
 use super::layout::Section;
 use super::url::Params;
-use super::widgets::{self, dash, empty, heading, job_link, queue_link, snippet, time};
+use super::widgets::{self, dash, empty, group_url, heading, job_link, queue_link, snippet, time};
 use super::{Frame, View, format};
 use crate::api::problem::ApiResult;
 use crate::job::{JobRecord, Status};
 use crate::lifecycle::FAR_FUTURE;
-use crate::store::{Count, Page};
+use crate::store::{Count, FailureFilter, Page};
 
+/// The maximum number of kinds and queues that the filters suggest.
+const MAX_SUGGESTED: usize = 200;
 /// The statuses in the order of the tabs.
 const TABS: [Status; 6] = [
     Status::Queued,
@@ -30,6 +32,8 @@ struct Jobs {
     counts: Vec<Count>,
     kinds: Vec<String>,
     queues: Vec<String>,
+    /// The error of the failure in the filter.
+    error: Option<String>,
 }
 
 pub(super) async fn page(view: View) -> ApiResult<Response> {
@@ -52,7 +56,15 @@ async fn load(view: &View) -> ApiResult<Jobs> {
         names
     };
     let (kinds, queues) = (names(|count| &count.kind), names(|count| &count.queue));
-    Ok(Jobs { filter, page: (*page).clone(), counts, kinds, queues })
+    let error = match filter.list.failure.filter(|_| view.frame.rights.covers_all()) {
+        Some(fingerprint) => {
+            let group =
+                FailureFilter { fingerprint: Some(fingerprint), limit: 1, ..FailureFilter::default() };
+            view.data.failures(&group).await?.first().map(|group| group.error.clone())
+        }
+        None => None,
+    };
+    Ok(Jobs { filter, page: (*page).clone(), counts, kinds, queues, error })
 }
 
 fn render(frame: &Frame, jobs: &Jobs) -> Markup {
@@ -88,13 +100,17 @@ fn tabs(frame: &Frame, jobs: &Jobs) -> Markup {
     let selected = &jobs.filter.list.statuses;
     let tab = |name: &str, status: Option<Status>, params: Params, is_current: bool| {
         let (count, estimated) = count(jobs, status);
-        let class = status.map(|status| format!("is-{}", widgets::status_word(status))).unwrap_or_default();
+        let is_alarming = status == Some(Status::FailedPermanent) && count > 0;
         let exact = format!("{}{}", if estimated { "about " } else { "" }, format::number(count));
         html! {
-            a class=(class) href=(frame.here(&params)) aria-current=[is_current.then_some("true")] {
-                (name) " " span .count title=(exact) {
-                    @if estimated { "~" }
-                    (format::compact(count))
+            a href=(frame.here(&params)) aria-current=[is_current.then_some("true")] {
+                (name)
+                // There are no counts for other filters than kind and queue.
+                @if !jobs.filter.is_detailed() {
+                    " " span .count .is-alarming[is_alarming] title=(exact) {
+                        @if estimated { "~" }
+                        (format::compact(count))
+                    }
                 }
             }
         }
@@ -113,8 +129,9 @@ fn tabs(frame: &Frame, jobs: &Jobs) -> Markup {
 fn filters(frame: &Frame, jobs: &Jobs) -> Markup {
     let value = |name: &str| frame.params.get(name).unwrap_or_default();
     let (first, more) = FIELDS.split_at(2);
-    let is_open = more.iter().any(|(name, _)| frame.params.get(name).is_some());
-    let active = FIELDS.iter().chain(&KEYS).filter(|(name, _)| frame.params.get(name).is_some());
+    let more = more.iter().filter(|(name, _)| *name != "error" && !name.starts_with("ended_"));
+    let is_open = more.clone().any(|(name, _)| frame.params.get(name).is_some());
+    let ended = jobs.filter.ended;
     html! {
         form #filters .filters role="search" aria-label="Filter jobs" action=(frame.url(&frame.path)) {
             // What the form does not show is kept, too.
@@ -129,37 +146,75 @@ fn filters(frame: &Frame, jobs: &Jobs) -> Markup {
             label { span { "Error contains" }
                 input name="error" value=(value("error")) placeholder="any text" autocomplete="off";
             }
+            label { span { "Ended (UTC)" }
+                select #ended name="ended" {
+                    @for choice in Ended::ALL { option value=(choice.value()) selected[choice == ended] { (choice.label()) } }
+                }
+            }
+            // The stylesheet shows these for the choice `custom`.
+            @for (name, label) in [("ended_after", "Ended after (UTC)"), ("ended_before", "Ended before (UTC)")] {
+                label .custom { span { (label) } (time_input(frame, name)) }
+            }
+            button .button { "Filter" }
             details #more-filters open[is_open] {
                 summary { "More filters" }
                 div .fields {
-                    @for (name, label) in more.iter().filter(|(name, _)| *name != "error") {
-                        label { span { (label) @if is_time(name) { " (UTC)" } }
-                            @if is_time(name) {
-                                input name=(name) type="datetime-local" step="1" value=[frame.params.get(name).and_then(for_time_input)]
-                                    autocomplete="off";
-                            } @else {
-                                input name=(name) value=(value(name)) type="text" autocomplete="off";
-                            }
-                        }
+                    @for (name, label) in more {
+                        @if name.ends_with("_than") { label { span { (label) " (UTC)" } (time_input(frame, name)) } }
+                        @else { label { span { (label) } input name=(name) value=(value(name)) type="text" autocomplete="off"; } }
                     }
                 }
             }
-            button .button { "Filter" }
-            datalist #list-kind { @for kind in &jobs.kinds { option value=(kind) {} } }
-            datalist #list-queue { @for queue in &jobs.queues { option value=(queue) {} } }
+            // The suggestions do not change often, and there may be many.
+            datalist #list-kind data-keep { @for kind in jobs.kinds.iter().take(MAX_SUGGESTED) { option value=(kind) {} } }
+            datalist #list-queue data-keep { @for queue in jobs.queues.iter().take(MAX_SUGGESTED) { option value=(queue) {} } }
         }
         p #chips .chips {
-            @for (name, label) in active {
-                a .chip href=(frame.here(&frame.params.without(&[name, "cursor"]))) title="Remove this filter" {
-                    (label) ": " b { (value(name)) } " ×"
+            @for (names, label, value) in chips(frame, jobs) {
+                a .chip href=(frame.here(&frame.params.without(&names).without(&["cursor"]))) title="Remove this filter" {
+                    (label) ": " b { (value) } " ×"
                 }
             }
         }
     }
 }
 
-fn is_time(name: &str) -> bool {
-    name.ends_with("_than") || name.starts_with("ended_")
+fn time_input(frame: &Frame, name: &str) -> Markup {
+    let value = frame.params.get(name).and_then(for_time_input);
+    html! { input name=(name) type="datetime-local" step="1" value=[value] autocomplete="off"; }
+}
+
+/// The active filters in words: the parameters that make each of them, its label and its value.
+fn chips(frame: &Frame, jobs: &Jobs) -> Vec<(Vec<&'static str>, String, String)> {
+    let in_words = |value: &str| parse_time(value).map_or_else(|| value.to_owned(), format::in_words);
+    let mut chips = Vec::new();
+    for (name, label) in FIELDS.iter().chain(&KEYS).filter(|(name, _)| !name.starts_with("ended_")) {
+        let Some(value) = frame.params.get(name) else { continue };
+        let value = match *name {
+            name if name.ends_with("_than") => in_words(value),
+            "failure" => match &jobs.error {
+                Some(error) => format::shortened(error.lines().next().unwrap_or_default(), 60),
+                None => value.to_owned(),
+            },
+            _ => value.to_owned(),
+        };
+        chips.push((vec![*name], (*label).to_owned(), value));
+    }
+    match jobs.filter.ended {
+        Ended::Any => {}
+        Ended::Custom => {
+            for (name, label) in [("ended_after", "Ended after"), ("ended_before", "Ended before")] {
+                if let Some(value) = frame.params.get(name) {
+                    chips.push((vec![name], label.to_owned(), in_words(value)));
+                }
+            }
+        }
+        ended => {
+            let names = vec!["ended", "ended_after", "ended_before"];
+            chips.push((names, "Ended".to_owned(), format!("{} (UTC)", ended.label())));
+        }
+    }
+    chips
 }
 
 /// A time as browsers accept it in a field. Links of other pages have a zone and milliseconds.
@@ -206,7 +261,7 @@ fn table(frame: &Frame, jobs: &Jobs) -> Markup {
 
 fn row(frame: &Frame, job: &JobRecord, can_act: bool) -> Markup {
     html! {
-        tr #(format!("job-{}", job.id)) data-row {
+        tr #(format!("job-{}", job.id)) data-row data-status=(widgets::status_word(job.status)) {
             @if can_act {
                 td .select { input type="checkbox" name="id" value=(job.id) aria-label=(format!("Select job {}", job.id.short())); }
             }
@@ -215,7 +270,7 @@ fn row(frame: &Frame, job: &JobRecord, can_act: bool) -> Markup {
             td .c-id { (job_link(job.id, frame)) }
             td .c-queue {
                 (queue_link(&job.queue, frame))
-                @if let Some(group) = &job.group { span .faint { " / " (group) } }
+                @if let Some(group) = &job.group { span .faint { " / " } a .quiet href=(group_url(&job.queue, group, frame)) { (group) } }
             }
             td .c-number { (job.attempts) span .faint { " / " (job.max_attempts) } }
             td .c-time { (time(job.created_at, frame)) }
@@ -263,28 +318,41 @@ fn note(job: &JobRecord) -> Markup {
 /// The bar for actions on the selected jobs. The script shows it when something is selected.
 fn bulk(frame: &Frame, jobs: &Jobs) -> Markup {
     let filter = jobs.filter.to_json(&frame.params);
-    let matching = (!jobs.filter.is_detailed()).then(|| {
-        let statuses = &jobs.filter.list.statuses;
-        match statuses.as_slice() {
-            [] => count(jobs, None).0,
-            statuses => statuses.iter().map(|status| count(jobs, Some(*status)).0).sum(),
+    let matching = (!jobs.filter.is_detailed()).then(|| match jobs.filter.list.statuses.as_slice() {
+        [] => count(jobs, None),
+        statuses => {
+            let counts = statuses.iter().map(|status| count(jobs, Some(*status)));
+            counts.fold((0, false), |sum, one| (sum.0 + one.0, sum.1 || one.1))
         }
     });
+    // The page has all of them.
+    let is_whole = jobs.page.next.is_none() && frame.params.get("cursor").is_none();
+    let matching = if is_whole { Some((jobs.page.jobs.len() as u64, false)) } else { matching };
+    let is_estimated = matching.is_some_and(|(_, estimated)| estimated);
+    let matching = matching.map(|(jobs, _)| jobs);
+    let filtered = &jobs.filter.list.statuses;
+    let statuses = if filtered.is_empty() { TABS.as_slice() } else { filtered };
+    let statuses: Vec<&str> = statuses.iter().map(|status| widgets::status_word(*status)).collect();
     // An operation needs a filter, so that nobody deletes everything by accident.
-    let can_match = filter.as_object().is_some_and(|filter| !filter.is_empty());
+    // Without a part that cannot be understood, the filter would match more jobs than were meant.
+    let can_match =
+        filter.as_object().is_some_and(|filter| !filter.is_empty()) && jobs.filter.problems.is_empty();
     html! {
         form #bulk .bulk hidden data-keep-hidden method="post" action=(frame.url("/operations")) data-filter=[can_match.then(|| filter.to_string())]
-            data-matching=[matching] aria-label="Actions on the selected jobs" {
+            data-matching=[matching] data-estimated[is_estimated] data-statuses=(statuses.join(" ")) data-kind=[&jobs.filter.list.kind]
+            aria-label="Actions on the selected jobs" {
             p { b #bulk-count { "0 selected" }
                 @if can_match {
                     " " button .link type="button" data-select-matching {
-                        "Select all matching" @if let Some(matching) = matching { " (" (format::number(matching)) ")" }
+                        "Select all matching" @if let Some(matching) = matching {
+                            " (" @if is_estimated { "about " } (format::number(matching)) ")"
+                        }
                     }
                 }
             }
             div .buttons {
                 button .button name="action" value="retry" { "Retry" }
-                button .button name="action" value="cancel" { "Cancel" }
+                button .button name="action" value="cancel" { "Cancel jobs" }
                 button .button .danger name="action" value="delete" { "Delete" }
                 button .button .quiet type="button" data-select-none { "Clear" }
             }
@@ -300,8 +368,10 @@ pub(super) fn operation(frame: &Frame) -> Markup {
                 p { b data-operation-text {} " " span .faint data-operation-numbers {} }
                 progress data-operation-bar max="100" {}
                 div .buttons {
-                    button .button .small type="button" data-operation-stop hidden { "Stop" }
-                    button .button .small type="button" data-operation-resume hidden { "Continue" }
+                    @if frame.rights.operate {
+                        button .button .small type="button" data-operation-stop hidden { "Stop" }
+                        button .button .small type="button" data-operation-resume hidden { "Continue" }
+                    }
                     a .button .small .quiet href=(frame.here(&frame.params.without(&["operation"]))) { "Dismiss" }
                 }
             }
@@ -312,7 +382,7 @@ pub(super) fn operation(frame: &Frame) -> Markup {
 // ---- the end of the page ---------------------------------------------------
 
 fn nothing(frame: &Frame, jobs: &Jobs) -> Markup {
-    let is_filtered = frame.params.without(&["operation"]) != Params::default();
+    let is_filtered = jobs.filter.is_filtered();
     html! {
         div #nothing {
             @if jobs.page.next.is_some() {
@@ -426,6 +496,7 @@ pub(super) mod tests {
             }],
             kinds: vec![HOSTILE.into()],
             queues: vec![HOSTILE.into()],
+            error: Some(HOSTILE.into()),
         }
     }
 
@@ -462,6 +533,48 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn counts_are_shown_only_if_they_obey_every_filter() {
+        let page = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            let frame = Frame { params: Params::new(pairs), ..Frame::of_operator("/ui/jobs") };
+            render(&frame, &jobs(&frame, vec![hostile_job(Status::Queued)])).0
+        };
+        assert!(page(&[("kind", HOSTILE), ("ended", "any")]).contains("about 12,345"));
+        assert!(!page(&[("kind", HOSTILE), ("ended", "today")]).contains("class=\"count"));
+        assert!(!page(&[("tag", "x")]).contains("class=\"count"));
+        assert!(!page(&[]).contains("is-alarming"), "no job has failed");
+    }
+
+    #[test]
+    fn chips_are_words() {
+        let fingerprint = crate::failure::Fingerprint::of("a", "b").to_string();
+        let pairs = [
+            ("failure", fingerprint.as_str()),
+            ("newer_than", "2031-05-06T07:08:09.000Z"),
+            ("ended", "yesterday"),
+        ];
+        let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let frame = Frame { params: Params::new(pairs), ..Frame::of_operator("/ui/jobs") };
+        let mut jobs = jobs(&frame, Vec::new());
+        jobs.error = Some("550 unknown user\nat line 7".into());
+        let values: Vec<String> = chips(&frame, &jobs).into_iter().map(|(_, _, value)| value).collect();
+        assert_eq!(values, ["6 May 2031 07:08 UTC", "550 unknown user", "yesterday (UTC)"]);
+    }
+
+    #[test]
+    fn the_bar_says_what_the_filter_selects() {
+        let mut frame = Frame::of_operator("/ui/jobs");
+        frame.params =
+            Params::new(vec![("status".into(), "failed_permanent".into()), ("kind".into(), "mail".into())]);
+        let mut jobs = jobs(&frame, vec![hostile_job(Status::FailedPermanent)]);
+        let page = render(&frame, &jobs).0;
+        assert!(page.contains("data-statuses=\"failed\" data-kind=\"mail\""), "{page}");
+        jobs.page.next = None;
+        let page = render(&frame, &jobs).0;
+        assert!(page.contains("data-matching=\"1\""), "the page has all of them: {page}");
+    }
+
+    #[test]
     fn all_jobs_cannot_be_selected_without_a_filter() {
         let mut frame = Frame::of_operator("/ui/jobs");
         let page = render(&frame, &jobs(&frame, vec![hostile_job(Status::Queued)])).0;
@@ -469,6 +582,9 @@ pub(super) mod tests {
         frame.params = Params::new(vec![("status".into(), "queued".into())]);
         let page = render(&frame, &jobs(&frame, vec![hostile_job(Status::Queued)])).0;
         assert!(page.contains("data-filter=\"{&quot;status&quot;:[&quot;queued&quot;]}\""), "{page}");
-        assert!(page.contains("Select all matching (12,345)"), "{page}");
+        assert!(page.contains("Select all matching (about 12,345)"), "an estimate: {page}");
+        frame.params = Params::new(vec![("status".into(), "bogus".into()), ("kind".into(), "mail".into())]);
+        let page = render(&frame, &jobs(&frame, vec![hostile_job(Status::Queued)])).0;
+        assert!(!page.contains("data-select-matching"), "the filter would match more than was meant: {page}");
     }
 }

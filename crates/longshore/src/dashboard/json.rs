@@ -32,12 +32,32 @@ enum Key {
     Item(usize),
 }
 
-/// The text of a JSON value with one field per line. `text` must be valid JSON; the database holds no other.
-pub(super) fn indent(text: &str, hidden: &[Path]) -> String {
-    let mut writer =
-        Writer { rest: text, out: String::with_capacity(text.len() * 2), keys: Vec::new(), hidden };
+/// An indented text may have this many bytes. Indentation can make a text a hundred times longer.
+pub(super) const MAX_INDENTED: usize = 256 * 1024;
+
+/// The text of a JSON value with one field per line. `text` must be valid JSON; the database holds no other. Returns
+/// `None` if the result would be too long.
+pub(super) fn indent(text: &str, hidden: &[Path]) -> Option<String> {
+    let capacity = (text.len() * 2).min(MAX_INDENTED);
+    let out = String::with_capacity(capacity);
+    let mut writer = Writer { rest: text, out, keys: Vec::new(), hidden, is_too_long: false };
     writer.value();
-    writer.out
+    (!writer.is_too_long && writer.out.len() <= MAX_INDENTED).then_some(writer.out)
+}
+
+/// The beginning of a JSON value in one line, with redacted values hidden; for a place in which little fits.
+pub(super) fn beginning(text: &str, hidden: &[Path], max: usize) -> String {
+    if hidden.is_empty() {
+        // Nothing is hidden, so the text can be cut before it is read.
+        return super::format::shortened(text, max);
+    }
+    match indent(text, hidden) {
+        Some(indented) => {
+            let words: Vec<&str> = indented.split_whitespace().collect();
+            super::format::shortened(&words.join(" "), max)
+        }
+        None => HIDDEN.to_owned(),
+    }
 }
 
 struct Writer<'t> {
@@ -45,6 +65,7 @@ struct Writer<'t> {
     out: String,
     keys: Vec<Key>,
     hidden: &'t [Path],
+    is_too_long: bool,
 }
 
 impl<'t> Writer<'t> {
@@ -60,6 +81,12 @@ impl<'t> Writer<'t> {
     }
 
     fn value(&mut self) {
+        if self.out.len() > MAX_INDENTED {
+            // The rest need not be read.
+            self.is_too_long = true;
+            self.rest = "";
+            return;
+        }
         if self.hidden.iter().any(|path| path.matches(&self.keys)) {
             self.skip();
             self.out.push('"');
@@ -165,10 +192,10 @@ mod tests {
   "none": {},
   "empty": []
 }"#;
-        assert_eq!(indent(text, &[]), expected);
-        assert_eq!(indent(expected, &[]), expected, "indented text stays as it is");
+        assert_eq!(indent(text, &[]).as_deref(), Some(expected));
+        assert_eq!(indent(expected, &[]).as_deref(), Some(expected), "indented text stays as it is");
         for scalar in ["null", "1e400", "-0", "\"é\"", " true "] {
-            assert_eq!(indent(scalar, &[]), scalar.trim());
+            assert_eq!(indent(scalar, &[]).as_deref(), Some(scalar.trim()));
         }
     }
 
@@ -177,7 +204,7 @@ mod tests {
         let hidden = ["password", "cards.*.number", "deep"].map(Path::new);
         let text =
             r#"{"password":"p","cards":[{"number":"4111","name":"Ada"}],"deep":{"a":[1,2]},"number":"5"}"#;
-        let shown = indent(text, &hidden);
+        let shown = indent(text, &hidden).unwrap();
         assert!(!shown.contains("\"p\"") && !shown.contains("4111") && !shown.contains("\"a\""), "{shown}");
         assert!(shown.contains("\"name\": \"Ada\"") && shown.contains("\"number\": \"5\""), "{shown}");
         assert_eq!(shown.matches(HIDDEN).count(), 3);
@@ -187,8 +214,30 @@ mod tests {
 
     #[test]
     fn a_key_in_another_spelling_is_hidden_too() {
-        let shown = indent(r#"{"p\u0061ssword":"secret"}"#, &[Path::new("password")]);
+        let shown = indent(r#"{"p\u0061ssword":"secret"}"#, &[Path::new("password")]).unwrap();
         assert!(!shown.contains("secret"), "{shown}");
+    }
+
+    #[test]
+    fn a_text_that_becomes_too_long_is_not_indented() {
+        let nested = format!("{}{}1{}", "[".repeat(60), "1,".repeat(400_000), "]".repeat(60));
+        assert_eq!(indent(&nested, &[]), None);
+        let hidden = format!(r#"{{"password":"{}","x":1}}"#, "p".repeat(2 * MAX_INDENTED));
+        assert_eq!(indent(&hidden, &[]), None);
+        let shown = indent(&hidden, &[Path::new("password")]).unwrap();
+        assert!(
+            shown.contains(HIDDEN) && shown.contains("\"x\": 1"),
+            "what is hidden does not count: {shown}"
+        );
+        let hidden = format!(r#"{{"password":{nested},"x":1}}"#);
+        assert_eq!(indent(&hidden, &[Path::new("password")]), None);
+    }
+
+    #[test]
+    fn the_beginning_of_a_value_has_no_hidden_values() {
+        assert_eq!(beginning(r#"{"a":1,"b":2}"#, &[], 6), r#"{"a":1…"#);
+        let shown = beginning(r#"{"password":"secret","b":2}"#, &[Path::new("password")], 99);
+        assert_eq!(shown, format!(r#"{{ "password": "{HIDDEN}", "b": 2 }}"#));
     }
 
     #[test]

@@ -145,7 +145,7 @@ fn side(frame: &Frame, current: Section) -> Markup {
             }
             form .find role="search" action=(frame.url("/ui/search")) {
                 (icons::search())
-                input #find type="search" name="q" placeholder="Search" aria-label="Search jobs, kinds and queues"
+                input #find type="search" name="q" placeholder="Search" aria-label="Search jobs, kinds, queues and groups"
                     autocomplete="off";
                 kbd { "⌘K" }
             }
@@ -191,15 +191,18 @@ fn dialogs(frame: &Frame) -> Markup {
             form method="dialog" {
                 p #confirm-text {}
                 div .buttons {
-                    button .button value="no" { "Keep" }
+                    button #confirm-no .button value="no" { "Do not" }
                     button #confirm-yes .button .primary value="yes" { "Continue" }
                 }
             }
         }
         dialog #palette aria-label="Search and commands" {
-            input #palette-input type="text" role="combobox" aria-expanded="true" aria-controls="palette-list"
-                aria-label="Search pages, kinds, queues and job ids" placeholder="Job id, kind, queue or page"
-                autocomplete="off" spellcheck="false";
+            form method="dialog" .palette-head {
+                input #palette-input type="text" role="combobox" aria-expanded="true" aria-controls="palette-list"
+                    aria-label="Search pages, kinds, queues, groups and job ids" placeholder="Job id, kind, queue, group or page"
+                    autocomplete="off" spellcheck="false";
+                button .icon-button aria-label="Close" { "×" }
+            }
             ul #palette-list role="listbox" aria-label="Results" {}
             p .faint { kbd { "↑" } kbd { "↓" } " choose " kbd { "↵" } " open " kbd { "esc" } " close" }
         }

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `layout`, `widgets`, `icons` | what all pages share |
 //! | `overview`, `attention`, `chart` | the first page |
-//! | `jobs`, `job_filter`, `job`, `timeline` | lists of jobs, one job |
+//! | `jobs`, `job_filter`, `job`, `timeline`, `why` | lists of jobs, one job |
 //! | `failures` | failures in groups |
 //! | `queues`, `workers`, `cron`, `kinds`, `new_job`, `flows`, `flow_graph`, `settings` | the other pages |
 //! | `login`, `search`, `failure` | pages that lead elsewhere |
@@ -19,9 +19,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, OriginalUri};
+use axum::extract::{FromRequestParts, OriginalUri, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use chrono::{DateTime, Utc};
@@ -59,6 +60,7 @@ mod search;
 mod settings;
 mod timeline;
 mod url;
+mod why;
 mod widgets;
 mod workers;
 
@@ -195,13 +197,11 @@ pub(crate) fn add_routes(table: RouteTable, dashboard: &Dashboard) -> RouteTable
         table.page(path, Some(Scope::Read), page, |page| failure::as_pages(page, dashboard.clone()))
     });
     // Without a scope: they are needed to log in, and contain nothing about the queue.
-    let login = get(login::page);
-    table.page("/ui/login", None, login, |page| page).page(
-        "/ui/assets/{file}",
-        None,
-        get(assets::file),
-        |page| page,
-    )
+    let login = get(login::page).post(login::submit);
+    table
+        .page("/ui/login", None, login, |page| page)
+        .page("/ui/session", None, get(login::state), |page| page)
+        .page("/ui/assets/{file}", None, get(assets::file), |page| page)
 }
 
 /// What a page knows about the request and who sent it.
@@ -334,15 +334,22 @@ fn html(status: StatusCode, page: Markup) -> Response {
     (status, headers, page.into_string()).into_response()
 }
 
-/// Where a browser that opens `/` is sent, if it prefers pages.
-pub(crate) fn redirect_from_root(server: &Server, base: &str, headers: &HeaderMap) -> Option<Response> {
-    let state = server.dashboard.as_ref()?;
-    let base = state.dashboard.base.as_deref().unwrap_or(base);
-    let accepted = headers.get(header::ACCEPT)?.to_str().ok()?;
-    let location = format!("{base}{ROOT}");
-    accepted
-        .contains("text/html")
-        .then(|| (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response())
+/// Sends browsers that open the page at `/` to the first page of the dashboard.
+pub(crate) fn redirect_browsers(page: MethodRouter<Server>, dashboard: &Dashboard) -> MethodRouter<Server> {
+    let dashboard = Arc::new(dashboard.clone());
+    page.layer(middleware::from_fn(move |request: Request, next: Next| {
+        let dashboard = dashboard.clone();
+        async move {
+            let accepted = request.headers().get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok());
+            if !accepted.is_some_and(|accepted| accepted.contains("text/html")) {
+                return next.run(request).await;
+            }
+            let original = request.extensions().get::<OriginalUri>();
+            let path = original.map_or(request.uri().path(), |original| original.0.path());
+            let base = dashboard.base.as_deref().unwrap_or(path.trim_end_matches('/'));
+            (StatusCode::SEE_OTHER, [(header::LOCATION, format!("{base}{ROOT}"))]).into_response()
+        }
+    }))
 }
 
 /// Texts that would run as a script if a page did not escape them.

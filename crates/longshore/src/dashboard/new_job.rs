@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use maud::{Markup, html};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::layout::Section;
-use super::widgets::{Action, Look, code_block, heading};
-use super::{Frame, View, json};
+use super::widgets::{Action, Look, heading, json_block};
+use super::{Frame, View, json as json_text};
 use crate::api::problem::{ApiResult, Problem, Slug};
 use crate::job::{JobId, JobRecord};
 use crate::store::{KindRecord, Scope};
@@ -48,7 +48,9 @@ fn render(frame: &Frame, new: &NewJob) -> Markup {
     let registered = new.kinds.iter().find(|registered| registered.name == kind);
     let schema = registered.and_then(|registered| registered.schema.as_ref());
     let payload = match (from, schema) {
-        (Some(job), _) => json::indent(job.payload.get(), &[]),
+        (Some(job), _) => {
+            json_text::indent(job.payload.get(), &[]).unwrap_or_else(|| job.payload.get().to_owned())
+        }
         (None, Some(schema)) => example(schema.get()),
         (None, None) => "{}".into(),
     };
@@ -70,7 +72,7 @@ fn render(frame: &Frame, new: &NewJob) -> Markup {
             section .panel .panel-body { (enqueue) }
             aside aria-label="Kind" {
                 @match schema {
-                    Some(schema) => (code_block("Schema of the payload", &json::indent(schema.get(), &[]))),
+                    Some(schema) => (json_block("Schema of the payload", schema.get(), &[], &frame.url("/kinds"))),
                     None => p .notice .is-info { "Choose a kind with a schema, and its schema is shown here." },
                 }
             }
@@ -91,7 +93,10 @@ fn fields(new: &NewJob, kind: &str, payload: &str) -> Markup {
                 input name=(name) type="number" data-json="number" value=[value] placeholder=(hint) data-keep; }
         }
     };
-    let tags = from.map(|job| job.tags.join(", "));
+    // A tag with a comma would become two.
+    let has_plain_tags =
+        from.is_none_or(|job| job.tags.iter().all(|tag| !tag.contains(',') && tag.trim() == tag));
+    let tags = from.filter(|_| has_plain_tags).map(|job| job.tags.join(", "));
     let defaults = defaults_of(new, kind);
     // What applies if the field stays empty.
     let hint = |name: &str, otherwise: &str| match &defaults[name] {
@@ -111,11 +116,35 @@ fn fields(new: &NewJob, kind: &str, payload: &str) -> Markup {
             (number("priority", "Priority", from.map(|job| job.priority.to_string()), &hint("priority", "0")))
             (number("max_attempts", "Attempts", from.map(|job| job.max_attempts.to_string()), &hint("max_attempts", "3")))
             (number("delay_seconds", "Start after (seconds)", None, "now"))
-            label { span { "Tags" }
-                input name="tags" data-json="list" value=[tags] placeholder="separated by commas" autocomplete="off" data-keep; }
+            @if has_plain_tags {
+                label { span { "Tags" }
+                    input name="tags" data-json="list" value=[tags] placeholder="separated by commas" autocomplete="off" data-keep; }
+            }
             (text("unique_key", "Unique key", None, "none"))
         }
+        @if let Some(job) = from {
+            @let also = also_copied(job, has_plain_tags);
+            @for (name, value) in &also { input type="hidden" name=(name) data-json="raw" value=(value); }
+            p .faint { "Also copied: " (also.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")) "." }
+        }
     }
+}
+
+/// The settings of a job that a clone has too and that have no field of their own in the form, as JSON.
+fn also_copied(job: &JobRecord, has_plain_tags: bool) -> Vec<(&'static str, String)> {
+    let timeout = job.timeout.map_or_else(|| json!("none"), |timeout| json!(timeout.as_secs_f64()));
+    [
+        ("tags", (!has_plain_tags).then(|| json!(job.tags).to_string())),
+        ("flags", (!job.flags.is_empty()).then(|| json!(job.flags).to_string())),
+        ("timeout_seconds", Some(timeout.to_string())),
+        ("context", job.context.as_ref().map(|context| json!(context).to_string())),
+        ("retry", job.retry.as_ref().map(|retry| json!(retry).to_string())),
+        // As it is stored, so that no number changes.
+        ("metadata", job.metadata.as_ref().map(|metadata| metadata.get().to_owned())),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name, value?)))
+    .collect()
 }
 
 /// The settings of a kind's jobs that name no others.
@@ -129,7 +158,7 @@ fn defaults_of(new: &NewJob, kind: &str) -> Value {
 fn example(schema: &str) -> String {
     let schema: Value = serde_json::from_str(schema).unwrap_or_default();
     let text = serde_json::to_string(&value_for(&schema, 0)).unwrap_or_default();
-    json::indent(&text, &[])
+    json_text::indent(&text, &[]).unwrap_or(text)
 }
 
 /// A value that has the type of the schema.
@@ -181,6 +210,23 @@ mod tests {
         let mut frame = Frame::of_operator("/ui/new");
         frame.params = super::super::url::Params::new(vec![("kind".into(), HOSTILE.into())]);
         assert_escaped(&render(&frame, &NewJob { kinds: Arc::default(), from: None }));
+    }
+
+    #[test]
+    fn a_clone_loses_no_setting() {
+        let mut job = hostile_job(Status::Succeeded);
+        job.tags = vec!["x,y".into()];
+        job.flags = vec!["infrastructure_resilient".into()];
+        job.timeout = None;
+        job.metadata = serde_json::value::RawValue::from_string(r#"{"n":9223372036854775809}"#.into()).ok();
+        let also = also_copied(&job, false);
+        let of = |name| also.iter().find(|(one, _)| *one == name).map(|(_, value)| value.as_str());
+        assert_eq!(of("tags"), Some(r#"["x,y"]"#));
+        assert_eq!(of("flags"), Some(r#"["infrastructure_resilient"]"#));
+        assert_eq!(
+            (of("timeout_seconds"), of("metadata")),
+            (Some("\"none\""), Some(r#"{"n":9223372036854775809}"#))
+        );
     }
 
     #[test]

@@ -18,7 +18,9 @@ use super::{Frame, View, format};
 use crate::api::problem::ApiResult;
 use crate::api::stats;
 use crate::job::{Outcome, Status};
-use crate::store::{Count, Measured, QueueRecord, Schedule, Tallied, What, WorkerRecord, start_of};
+use crate::store::{
+    Count, Detail, HistoryFilter, Measured, QueueRecord, Schedule, Tallied, What, WorkerRecord, start_of,
+};
 
 /// A time range of the charts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,14 @@ impl Range {
     pub(super) fn of(frame: &Frame) -> Self {
         let named = frame.params.get("range");
         Range::ALL.into_iter().find(|range| named == Some(range.name())).unwrap_or(Range::Hour)
+    }
+
+    /// The URL of another page, with this range.
+    pub(super) fn keep(self, page: &str) -> String {
+        match self {
+            Range::Hour => page.to_owned(),
+            range => Params::default().with("range", range.name()).url(page),
+        }
     }
 
     pub(super) fn name(self) -> &'static str {
@@ -91,11 +101,11 @@ struct Overview {
     range: Range,
     counts: Vec<Count>,
     /// What ended in the range.
-    tallied: Vec<Tallied>,
+    tallied: Arc<Vec<Tallied>>,
     /// What was measured in the range.
-    measured: Vec<Measured>,
-    /// What ended in the last hour.
-    last_hour: Vec<Tallied>,
+    measured: Arc<Vec<Measured>>,
+    /// What ended in the last hour, by kind.
+    last_hour: Arc<Vec<Tallied>>,
     per_second: f64,
     overdue: Vec<(String, Duration)>,
     queues: Vec<QueueRecord>,
@@ -112,18 +122,25 @@ async fn load(view: &View) -> ApiResult<Overview> {
     let (frame, data) = (&view.frame, &view.data);
     let (range, rights) = (Range::of(frame), &frame.rights);
     let hour_ago = start_of(60, frame.now) - TimeDelta::minutes(59);
+    let history = |since, detail| HistoryFilter { since, queues: rights.queues.clone(), detail };
+    let of_range = history(range.start(frame.now), Detail::Total);
+    let of_last_hour = history(hour_ago, Detail::Kinds);
+    let measures = match &rights.queues {
+        None => of_range.clone(),
+        // A queue without waiting jobs has no sample. The sum of all queues says that there was one.
+        Some(queues) => HistoryFilter {
+            queues: Some(queues.iter().cloned().chain([String::new()]).collect()),
+            ..history(range.start(frame.now), Detail::Queues)
+        },
+    };
     let (counts, tallied, measured, last_hour, overdue, queues) = tokio::try_join!(
         data.counts(),
-        data.tallied(range.start(frame.now)),
-        data.measured(range.start(frame.now)),
-        data.tallied(hour_ago),
+        data.tallied(&of_range),
+        data.measured(&measures),
+        data.tallied(&of_last_hour),
         data.overdue(),
         data.queues(),
     )?;
-    let covered = |tallied: &[Tallied]| -> Vec<Tallied> {
-        tallied.iter().filter(|tally| rights.covers(&tally.queue)).cloned().collect()
-    };
-    let last_hour = covered(&last_hour);
     // Workers and schedules are shown only to those who may see all queues.
     let (workers, schedules) = if rights.covers_all() {
         let (workers, schedules) = tokio::try_join!(data.workers(), data.schedules())?;
@@ -134,10 +151,9 @@ async fn load(view: &View) -> ApiResult<Overview> {
     Ok(Overview {
         range,
         counts: counts.iter().filter(|count| rights.covers(&count.queue)).cloned().collect(),
-        tallied: covered(&tallied),
-        // The sums of all queues have no queue.
-        measured: measured.iter().filter(|measure| rights.covers(&measure.queue)).cloned().collect(),
-        per_second: stats::rate(&last_hour, frame.now),
+        tallied,
+        measured,
+        per_second: stats::rate(last_hour.iter(), frame.now),
         last_hour,
         overdue: overdue.iter().filter(|(queue, _)| rights.covers(queue)).cloned().collect(),
         queues: queues.iter().filter(|queue| rights.covers(&queue.name)).cloned().collect(),
@@ -290,10 +306,10 @@ fn throughput(frame: &Frame, overview: &Overview) -> Markup {
     ];
     let buckets: Vec<Bucket> =
         buckets(overview.range, frame.now, &overview.tallied).into_iter().map(bucket).collect();
-    show(overview.range, "throughput", "Jobs that ended", &series, &buckets, chart::jobs, Look::StackedBars)
+    show(overview.range, "throughput", "Jobs that ended", &series, &buckets, Unit::Jobs, Look::StackedBars)
 }
 
-/// Attempts that failed. A job that failed for good had failed attempts, so the two are not added.
+/// Attempts that failed. A failed job had failed attempts, so the two are not added.
 fn failures(frame: &Frame, overview: &Overview) -> Markup {
     let measured = buckets(overview.range, frame.now, &overview.measured);
     let bucket = |((from, tallied), (_, measured)): (Period<'_, Tallied>, Period<'_, Measured>)| {
@@ -304,11 +320,11 @@ fn failures(frame: &Frame, overview: &Overview) -> Markup {
     };
     let series = [
         Series { name: "failed attempts", class: "c-retrying" },
-        Series { name: "failed for good", class: "c-failed" },
+        Series { name: "failed jobs", class: "c-failed" },
     ];
     let tallied = buckets(overview.range, frame.now, &overview.tallied);
     let buckets: Vec<Bucket> = tallied.into_iter().zip(measured).map(bucket).collect();
-    show(overview.range, "failures", "Failures", &series, &buckets, chart::jobs, Look::Steps)
+    show(overview.range, "failures", "Failures", &series, &buckets, Unit::Jobs, Look::Steps)
 }
 
 fn values<'a>(measured: &[&'a Measured], what: What) -> impl Iterator<Item = &'a Measured> {
@@ -321,7 +337,7 @@ fn of_measured(
     overview: &Overview,
     (id, title): (&str, &str),
     series: &[Series],
-    value: fn(f64) -> String,
+    unit: Unit,
     read: impl Fn(&[&Measured]) -> Vec<Option<f64>>,
 ) -> Markup {
     let bucket = |(from, measured): (DateTime<Utc>, Vec<&Measured>)| Bucket {
@@ -331,7 +347,7 @@ fn of_measured(
     };
     let buckets: Vec<Bucket> =
         buckets(overview.range, frame.now, &overview.measured).into_iter().map(bucket).collect();
-    show(overview.range, id, title, series, &buckets, value, Look::Steps)
+    show(overview.range, id, title, series, &buckets, unit, Look::Steps)
 }
 
 const PERCENTILES: [Series; 3] = [
@@ -342,17 +358,16 @@ const PERCENTILES: [Series; 3] = [
 
 fn waits(frame: &Frame, overview: &Overview) -> Markup {
     let title = ("waits", "Wait until the start");
-    of_measured(frame, overview, title, &PERCENTILES, format::seconds, |measured| {
+    of_measured(frame, overview, title, &PERCENTILES, Unit::Seconds, |measured| {
         let waited = values(measured, What::Waited).map(|measure| (measure.up_to_ms, measure.value));
         let waited = stats::percentiles(waited);
         vec![waited.p50, waited.p95, waited.p99]
     })
 }
 
-/// The largest sum over the queues of one minute.
 fn depth(frame: &Frame, overview: &Overview) -> Markup {
     let series = [Series { name: "waiting", class: "c-queued" }];
-    of_measured(frame, overview, ("depth", "Jobs that wait"), &series, chart::jobs, |measured| {
+    of_measured(frame, overview, ("depth", "Jobs that wait"), &series, Unit::Jobs, |measured| {
         vec![largest(frame, measured, What::Depth, |sum, value| sum + value)]
     })
 }
@@ -364,17 +379,21 @@ fn oldest_due(frame: &Frame, overview: &Overview) -> Markup {
         overview,
         ("oldest-due", "Age of the oldest due job"),
         &series,
-        format::seconds,
+        Unit::Seconds,
         |measured| vec![largest(frame, measured, What::Overdue, u64::max).map(|millis| millis / 1000.0)],
     )
 }
 
-/// The largest sample of a bucket. A caller that may see all queues gets the stored sum of all of them. For a token that is
-/// limited to queues, the samples of its queues are joined.
+/// The largest sample of a bucket. The sample of all queues has no name. For a token that is limited to queues, the
+/// samples of its queues are joined; those that are missing are 0.
 fn largest(frame: &Frame, measured: &[&Measured], what: What, join: fn(u64, u64) -> u64) -> Option<f64> {
-    let mut minutes = BTreeMap::<DateTime<Utc>, u64>::new();
-    for sample in values(measured, what).filter(|sample| sample.queue.is_empty() == frame.rights.covers_all())
-    {
+    let (of_all, of_queues): (Vec<_>, Vec<_>) =
+        values(measured, what).partition(|sample| sample.queue.is_empty());
+    if frame.rights.covers_all() {
+        return of_all.iter().map(|sample| sample.value).max().map(|largest| largest as f64);
+    }
+    let mut minutes: BTreeMap<DateTime<Utc>, u64> = of_all.iter().map(|sample| (sample.minute, 0)).collect();
+    for sample in of_queues {
         let of_minute = minutes.entry(sample.minute).or_default();
         *of_minute = join(*of_minute, sample.value);
     }
@@ -396,9 +415,16 @@ fn run_times(frame: &Frame, overview: &Overview) -> Markup {
         "Run time of successes",
         &PERCENTILES,
         &buckets,
-        format::seconds,
+        Unit::Seconds,
         Look::Steps,
     )
+}
+
+/// What a chart shows.
+#[derive(Clone, Copy)]
+enum Unit {
+    Jobs,
+    Seconds,
 }
 
 fn show(
@@ -407,15 +433,23 @@ fn show(
     title: &str,
     series: &[Series],
     buckets: &[Bucket],
-    value: fn(f64) -> String,
+    unit: Unit,
     look: Look,
 ) -> Markup {
-    Chart { id, title, series, buckets, width: range.width(), value, look }.render()
+    let value = match unit {
+        Unit::Jobs => chart::jobs,
+        Unit::Seconds => format::seconds,
+    };
+    let scale = match unit {
+        Unit::Jobs => chart::of_jobs,
+        Unit::Seconds => chart::of_seconds,
+    };
+    Chart { id, title, series, buckets, width: range.width(), value, scale, look }.render()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{HOSTILE, assert_escaped};
+    use super::super::{HOSTILE, Rights, assert_escaped};
     use super::*;
 
     fn tally(minute: &str, outcome: Outcome, jobs: u64) -> Tallied {
@@ -430,12 +464,13 @@ mod tests {
     }
 
     fn overview(range: Range, tallied: Vec<Tallied>) -> Overview {
+        let tallied = Arc::new(tallied);
         Overview {
             range,
             counts: Vec::new(),
             last_hour: tallied.clone(),
             tallied,
-            measured: Vec::new(),
+            measured: Arc::default(),
             per_second: 1.5,
             overdue: vec![(HOSTILE.into(), Duration::from_secs(900))],
             queues: Vec::new(),
@@ -466,6 +501,29 @@ mod tests {
         assert_escaped(&page);
         let link = "ended_after=2031-05-06T07%3A08%3A00.000Z&amp;ended_before=2031-05-06T07%3A09%3A00.000Z";
         assert!(page.0.contains(link), "{}", page.0);
+    }
+
+    #[test]
+    fn a_queue_without_a_sample_had_no_waiting_job_if_there_was_one_of_all_queues() {
+        let sample = |minute: &str, queue: &str, value| Measured {
+            minute: minute.parse().unwrap(),
+            what: What::Depth,
+            queue: queue.into(),
+            kind: String::new(),
+            up_to_ms: 0.0,
+            value,
+        };
+        let (first, second) = ("2031-05-06T07:08:00Z", "2031-05-06T07:09:00Z");
+        let samples =
+            [sample(first, "", 9), sample(first, "mail", 2), sample(first, "sms", 3), sample(second, "", 7)];
+        let of = |frame: &Frame, samples: &[Measured]| {
+            largest(frame, &samples.iter().collect::<Vec<_>>(), What::Depth, |sum, value| sum + value)
+        };
+        let all = Frame::of_operator("/ui");
+        let rights = Rights { queues: Some(vec!["mail".into(), "sms".into()]), ..all.rights.clone() };
+        let limited = Frame { rights, ..all.clone() };
+        assert_eq!((of(&all, &samples), of(&limited, &samples)), (Some(9.0), Some(5.0)));
+        assert_eq!((of(&limited, &samples[3..]), of(&limited, &[])), (Some(0.0), None));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Queues: how many jobs wait and run, how old the oldest is, limits, groups, pausing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use axum::extract::Path;
@@ -11,12 +11,14 @@ use maud::{Markup, html};
 use super::cache::GROUPS;
 use super::layout::Section;
 use super::url::{Params, encoded};
-use super::widgets::{self, Action, Look, dash, empty, heading, rate};
+use super::widgets::{
+    self, Action, Look, MAX_ROWS, dash, empty, heading, more_rows, name_filter, rate, wanted_name,
+};
 use super::{Frame, View, format};
 use crate::api::problem::{ApiResult, Problem};
 use crate::api::stats::{self, Percentiles};
 use crate::job::{Outcome, Status};
-use crate::store::{Count, GroupRecord, QueueRecord, Tallied, WorkerRecord, start_of};
+use crate::store::{Detail, GroupRecord, HistoryFilter, QueueRecord, Tallied, WorkerRecord, start_of};
 
 /// A queue with its figures.
 struct QueueRow {
@@ -34,44 +36,56 @@ struct QueueRow {
 }
 
 pub(super) async fn page(view: View) -> ApiResult<Response> {
-    let queues = load(&view).await?;
+    let queues = load(&view, wanted_name(&view.frame)).await?;
     Ok(view.respond(Section::Queues, "Queues", render(&view.frame, &queues)))
 }
 
-async fn load(view: &View) -> ApiResult<Vec<QueueRow>> {
-    let data = &view.data;
-    let hour_ago = start_of(60, view.frame.now) - TimeDelta::minutes(59);
+/// The queues that the caller may see and whose names contain the text, with their figures.
+async fn load(view: &View, text: &str) -> ApiResult<Vec<QueueRow>> {
+    let (data, rights) = (&view.data, &view.frame.rights);
+    let history = HistoryFilter {
+        since: start_of(60, view.frame.now) - TimeDelta::minutes(59),
+        queues: rights.queues.clone(),
+        detail: Detail::Queues,
+    };
     let (queues, counts, tallied, overdue, workers) = tokio::try_join!(
         data.queues(),
         data.counts(),
-        data.tallied(hour_ago),
+        data.tallied(&history),
         data.overdue(),
         data.workers(),
     )?;
-    let rights = &view.frame.rights;
-    let mut known: BTreeMap<String, QueueRecord> =
-        queues.iter().map(|queue| (queue.name.clone(), queue.clone())).collect();
-    // A queue without waiting jobs and settings has history, too.
-    for name in counts.iter().map(|count| &count.queue).chain(tallied.iter().map(|tally| &tally.queue)) {
-        known.entry(name.clone()).or_insert_with(|| QueueRecord::empty(name));
+    let mut jobs_of: BTreeMap<(&str, Status), u64> = BTreeMap::new();
+    for count in counts.iter() {
+        *jobs_of.entry((&count.queue, count.status)).or_default() += count.jobs;
     }
-    let row = |queue: QueueRecord| {
-        let ended: Vec<Tallied> = tallied.iter().filter(|tally| tally.queue == queue.name).cloned().collect();
+    let mut ends_of: BTreeMap<&str, Vec<&Tallied>> = BTreeMap::new();
+    for tally in tallied.iter() {
+        ends_of.entry(&tally.queue).or_default().push(tally);
+    }
+    let ages: BTreeMap<&str, Duration> = overdue.iter().map(|(queue, age)| (queue.as_str(), *age)).collect();
+    let records: BTreeMap<&str, &QueueRecord> =
+        queues.iter().map(|queue| (queue.name.as_str(), queue)).collect();
+    let row = |name: &str| {
+        let jobs = |status| jobs_of.get(&(name, status)).copied().unwrap_or_default();
+        let ended = ends_of.get(name).map(Vec::as_slice).unwrap_or_default();
+        let succeeded = ended.iter().copied().filter(|tally| tally.outcome == Outcome::Succeeded);
         QueueRow {
-            retrying: jobs(&counts, &queue.name, Status::Retrying),
-            failed: jobs(&counts, &queue.name, Status::FailedPermanent),
-            per_second: stats::rate(&ended, view.frame.now),
-            age: overdue.iter().find(|(name, _)| *name == queue.name).map(|(_, age)| *age),
-            workers: rights.covers_all().then(|| live_workers(&workers, &queue.name)),
-            run: stats::run_seconds(ended.iter().filter(|tally| tally.outcome == Outcome::Succeeded)),
-            queue,
+            retrying: jobs(Status::Retrying),
+            failed: jobs(Status::FailedPermanent),
+            per_second: stats::rate(ended.iter().copied(), view.frame.now),
+            age: ages.get(name).copied(),
+            workers: rights.covers_all().then(|| live_workers(&workers, name)),
+            run: stats::run_seconds(succeeded),
+            queue: records.get(name).map_or_else(|| QueueRecord::empty(name), |queue| (*queue).clone()),
         }
     };
-    Ok(known.into_values().filter(|queue| rights.covers(&queue.name)).map(row).collect())
-}
-
-fn jobs(counts: &[Count], queue: &str, status: Status) -> u64 {
-    counts.iter().filter(|count| count.queue == queue && count.status == status).map(|count| count.jobs).sum()
+    // A queue without waiting jobs and settings has history, too.
+    let with_jobs = jobs_of.keys().map(|(queue, _)| *queue);
+    let known: BTreeSet<&str> =
+        records.keys().copied().chain(with_jobs).chain(ends_of.keys().copied()).collect();
+    let shown = known.into_iter().filter(|name| rights.covers(name) && name.contains(text));
+    Ok(shown.map(row).collect())
 }
 
 fn live_workers(workers: &[WorkerRecord], queue: &str) -> usize {
@@ -87,7 +101,11 @@ fn live_workers(workers: &[WorkerRecord], queue: &str) -> usize {
 fn render(frame: &Frame, rows: &[QueueRow]) -> Markup {
     html! {
         (heading("Queues", format::counted(rows.len() as u64, "queue", "queues"), html! {}))
-        @if rows.is_empty() {
+        (name_filter(frame, "Filter queues", rows.len()))
+        @let is_filtered = !wanted_name(frame).is_empty();
+        @if rows.is_empty() && is_filtered {
+            (empty("No queue matches", html! { p { a href=(frame.url("/ui/queues")) { "Show all queues" } "." } }))
+        } @else if rows.is_empty() {
             (empty("No queues yet", html! {
                 p { "A queue exists as soon as a job names it: " code { "{\"queue\": \"mail\", …}" }
                     ". Jobs without a queue are in " code { "default" } "." }
@@ -97,10 +115,11 @@ fn render(frame: &Frame, rows: &[QueueRow]) -> Markup {
                 thead { tr {
                     th { "Queue" } th .c-number { "Waiting" } th .c-number { "Running" } th .c-number { "Retrying" }
                     th .c-number { "Failed" } th .c-number { "Per second" } th .c-number { "Oldest due" }
-                    th .c-number { "95 % run within" } th .c-number { "Workers" } th { "Limit" } th .c-actions { span .unseen { "Actions" } }
+                    th .c-number .c-run { "95 % run within" } th .c-number { "Workers" } th { "Limit" } th .c-actions { span .unseen { "Actions" } }
                 } }
-                tbody { @for row in rows { (table_row(frame, row)) } }
+                tbody { @for row in rows.iter().take(MAX_ROWS) { (table_row(frame, row)) } }
             } }
+            (more_rows(rows.len()))
         }
     }
 }
@@ -122,22 +141,23 @@ fn table_row(frame: &Frame, row: &QueueRow) -> Markup {
     };
     html! {
         tr #(format!("queue-{}", encoded(&queue.name))) data-row {
-            td .strong { a data-open href=(frame.url(&format!("/ui/queues/{}", encoded(&queue.name)))) { (queue.name) }
-                @if queue.paused { " " span .tag .is-warning { "paused" } } }
+            td .strong .c-name { a data-open href=(frame.url(&format!("/ui/queues/{}", encoded(&queue.name)))) { (queue.name) }
+                @if queue.paused { " " span .tag .is-warning { "paused" } }
+                @if queue.paused_groups > 0 { " " span .tag .is-warning { (paused_groups(queue)) } } }
             (cell("Waiting", Status::Queued, queue.waiting, queue.waiting_estimated))
             (cell("Running", Status::Running, queue.running, false))
             (cell("Retrying", Status::Retrying, row.retrying, false))
             (cell("Failed", Status::FailedPermanent, row.failed, false))
             td .c-number data-label="Per second" { (format!("{:.1}", row.per_second)) }
             td .c-number data-label="Oldest due" { @match row.age { Some(age) => (format::duration(age)), None => (dash()) } }
-            td .c-number data-label="95 % run within" { @match row.run.p95 { Some(p95) => (format::seconds(p95)), None => (dash()) } }
+            td .c-number .c-run data-label="95 % run within" { @match row.run.p95 { Some(p95) => (format::seconds(p95)), None => (dash()) } }
             td .c-number data-label="Workers" { @match row.workers {
-                Some(0) => span .tag .is-warning { "none" },
+                Some(0) => span .tag .is-warning title="No live worker takes jobs from this queue" { "none" },
                 Some(n) => (n),
                 None => (dash()),
             } }
-            td data-label="Limit" { (limits(queue.limit, queue.rate)) }
-            td .c-actions { (pause(frame, queue)) }
+            td .nowrap data-label="Limit" { (limits(queue.limit, queue.rate)) }
+            td .c-actions { (pause(frame, queue, Look::Small)) }
         }
     }
 }
@@ -155,19 +175,27 @@ fn limits(limit: Option<u32>, per: Option<crate::turns::Rate>) -> Markup {
     }
 }
 
-fn pause(frame: &Frame, queue: &QueueRecord) -> Markup {
+fn pause(frame: &Frame, queue: &QueueRecord, look: Look) -> Markup {
     if !frame.rights.operate {
         return html! {};
     }
     let url = |action: &str| frame.url(&format!("/queues/{}/{action}", encoded(&queue.name)));
+    // A row of the table names the queue.
+    let object = if look == Look::Small { "" } else { " queue" };
     html! {
         @if queue.paused {
-            (Action::post(url("resume"), "Resume", "The queue runs again.").look(Look::Small))
+            (Action::post(url("resume"), format!("Resume{object}"), format!("Queue {} runs again.", queue.name)).look(look))
         } @else {
-            (Action::post(url("pause"), "Pause", "The queue is paused.").look(Look::Small)
-                .confirm(format!("Pause {}? Running jobs continue; no other job of it starts.", queue.name)))
+            (Action::post(url("pause"), format!("Pause{object}"), format!("Queue {} is paused.", queue.name)).look(look)
+                .confirm(format!("Pause queue {}? Running jobs continue; no other job of it starts.", queue.name))
+                .yes("Pause queue"))
         }
     }
+}
+
+/// `2 groups paused`.
+fn paused_groups(queue: &QueueRecord) -> String {
+    format!("{} paused", format::counted(queue.paused_groups, "group", "groups"))
 }
 
 // ---- one queue -------------------------------------------------------------
@@ -175,6 +203,8 @@ fn pause(frame: &Frame, queue: &QueueRecord) -> Markup {
 /// One queue with its groups.
 struct OneQueue {
     row: QueueRow,
+    /// The group that the URL names, if it is not among the others.
+    named: Option<GroupRecord>,
     groups: Vec<GroupRecord>,
 }
 
@@ -182,7 +212,13 @@ pub(super) async fn one(view: View, Path(name): Path<String>) -> ApiResult<Respo
     view.caller.may_use(&name)?;
     let after = view.frame.params.get("after").unwrap_or_default();
     let groups = view.data.groups(&name, after).await.map_err(Problem::in_url)?;
-    let found = load(&view).await?.into_iter().find(|row| row.queue.name == name);
+    let named = match view.frame.params.get("group") {
+        Some(group) if groups.iter().all(|listed| listed.name != group) => {
+            view.data.group(&name, group).await.map_err(Problem::in_url)?.as_ref().clone()
+        }
+        _ => None,
+    };
+    let found = load(&view, &name).await?.into_iter().find(|row| row.queue.name == name);
     let row = found.unwrap_or_else(|| QueueRow {
         queue: QueueRecord::empty(&name),
         retrying: 0,
@@ -192,20 +228,28 @@ pub(super) async fn one(view: View, Path(name): Path<String>) -> ApiResult<Respo
         workers: None,
         run: Percentiles::default(),
     });
-    let content = render_one(&view.frame, &OneQueue { row, groups: groups.to_vec() });
+    let content = render_one(&view.frame, &OneQueue { row, named, groups: groups.to_vec() });
     Ok(view.respond(Section::Queues, &name, content))
 }
 
 fn render_one(frame: &Frame, one: &OneQueue) -> Markup {
     let (row, queue) = (&one.row, &one.row.queue);
-    let title = html! { (queue.name) @if queue.paused { " " (widgets::state(Status::Retrying, "paused")) } };
+    let title = html! { (queue.name) @if queue.paused { " " (widgets::state(Status::Retrying, "paused")) }
+    @if queue.paused_groups > 0 { " " span .tag .is-warning { (paused_groups(queue)) } } };
     let figure = |name: &str, status: Status, jobs: u64, estimated: bool, note: String| {
         let value = html! { a .quiet href=(jobs_url(frame, &queue.name, status)) { @if estimated { "~" } (format::number(jobs)) } };
         widgets::figure(name, value, note)
     };
     html! {
         p .crumbs { a href=(frame.url("/ui/queues")) { "Queues" } }
-        (heading(title, "", pause(frame, queue)))
+        (heading(title, "", pause(frame, queue, Look::Plain)))
+        @if row.workers == Some(0) {
+            p #no-worker .notice .is-warning {
+                "No live worker takes jobs from this queue"
+                @if queue.waiting > 0 { ", so its " (format::counted(queue.waiting, "waiting job does", "waiting jobs do")) " not start" }
+                ". " a href=(frame.url("/ui/workers")) { "Workers" }
+            }
+        }
         dl #figures .figures {
             (figure("Waiting", Status::Queued, queue.waiting, queue.waiting_estimated,
                 row.age.map(|age| format!("oldest due for {}", format::duration(age))).unwrap_or_default()))
@@ -243,9 +287,9 @@ fn settings(frame: &Frame, queue: &QueueRecord) -> Markup {
             }
             @if frame.rights.operate {
                 div .panel-body .stack {
-                    (Action::post(url("limit"), "Set", "The limit is set.").method("PUT").fields(limit))
-                    (Action::post(url("rate"), "Set", "The rate is set.").method("PUT").fields(rate_field(queue.rate)))
-                    (Action::post(url("group-defaults"), "Set", "The limit is set.").method("PATCH").fields(per_group))
+                    (Action::post(url("limit"), "Set", format!("The limit of {} is set.", queue.name)).method("PUT").fields(limit))
+                    (rate_form(url("rate"), queue))
+                    (Action::post(url("group-defaults"), "Set", format!("The limit of the groups of {} is set.", queue.name)).method("PATCH").fields(per_group))
                     p .faint { "Limits apply to all processes together and take effect at once. An empty field removes one." }
                 }
             }
@@ -253,18 +297,25 @@ fn settings(frame: &Frame, queue: &QueueRecord) -> Markup {
     }
 }
 
-/// Starts per second; other periods are set with the API.
-fn rate_field(current: Option<crate::turns::Rate>) -> Markup {
-    let per_second = current.filter(|rate| rate.period_ms == 1_000).map(|rate| rate.starts);
-    html! {
-        label { span { "Starts per second" }
-            input name="rate" data-json="rate" type="number" min="1" placeholder="no limit" value=[per_second] data-keep; }
+/// Sets the starts per second. Other periods and bursts are set with the API, and must not be replaced by accident.
+fn rate_form(url: String, queue: &QueueRecord) -> Markup {
+    let current = queue.rate;
+    if let Some(other) = current.filter(|rate| *rate != crate::turns::Rate::per_second(rate.starts)) {
+        return html! {
+            p .faint { "The rate is " (rate(other)) ". Change a rate with another period or burst with "
+                code { "longshore queues rate" } " or the API." }
+        };
     }
+    let field = html! {
+        label { span { "Starts per second" }
+            input name="rate" data-json="rate" type="number" min="1" placeholder="no limit" value=[current.map(|rate| rate.starts)] data-keep; }
+    };
+    html! { (Action::post(url, "Set", format!("The rate of {} is set.", queue.name)).method("PUT").fields(field)) }
 }
 
 fn groups(frame: &Frame, one: &OneQueue) -> Markup {
     let queue = &one.row.queue.name;
-    if one.groups.is_empty() {
+    if one.groups.is_empty() && one.named.is_none() {
         return html! {
             section .panel { (empty("No groups", html! {
                 p { "A group is a part of a queue, for example a customer. Groups take fair turns, and each can be "
@@ -278,10 +329,14 @@ fn groups(frame: &Frame, one: &OneQueue) -> Markup {
     html! {
         section .panel .flush {
             div .panel-head { h2 { "Groups" } span .faint { (one.groups.len()) @if next.is_some() { "+" } } }
+            p .panel-body .faint {
+                "A group is a part of the queue, for example one tenant or customer. Groups take fair turns. "
+                "In a paused group no further job starts; those that run continue."
+            }
             table #groups .list {
                 thead { tr { th { "Group" } th .c-number { "Waiting" } th .c-number { "Running" } th { "Limit" }
                     th .c-number { "Weight" } th .c-actions { span .unseen { "Actions" } } } }
-                tbody { @for group in &one.groups { (group_row(frame, queue, group)) } }
+                tbody { @for group in one.named.iter().chain(&one.groups) { (group_row(frame, queue, group)) } }
             }
         }
         @if let Some(next) = next { nav .paging aria-label="More groups" { a .button .small href=(next) { "More groups" } } }
@@ -292,13 +347,14 @@ fn group_row(frame: &Frame, queue: &str, group: &GroupRecord) -> Markup {
     let jobs = Params::default().with("queue", queue).with("group", &group.name);
     let url = frame.url(&format!("/queues/{}/groups/{}", encoded(queue), encoded(&group.name)));
     let (label, done, paused) = if group.paused {
-        ("Resume", "The group runs again.", "false")
+        ("Resume", format!("{} runs again.", group.name), "false")
     } else {
-        ("Pause", "The group is paused.", "true")
+        ("Pause", format!("{} is paused.", group.name), "true")
     };
+    let is_named = frame.params.get("group") == Some(group.name.as_str());
     html! {
-        tr #(format!("group-{}", encoded(&group.name))) data-row {
-            td .strong { a data-open href=(jobs.url(&frame.url("/ui/jobs"))) { (group.name) }
+        tr #(format!("group-{}", encoded(&group.name))) .is-named[is_named] data-row {
+            td .strong .c-name { a data-open href=(jobs.url(&frame.url("/ui/jobs"))) title="List the jobs of this group" { (group.name) }
                 @if group.paused { " " span .tag .is-warning { "paused" } } }
             td .c-number data-label="Waiting" { (format::number(group.waiting)) @if group.waiting_or_more { "+" } }
             td .c-number data-label="Running" { (format::number(group.running)) }
@@ -353,15 +409,78 @@ mod tests {
         assert!(page.0.contains("12,345") && page.0.contains("5 at once, 9 per second"), "{}", page.0);
         assert_escaped(&render_one(
             &Frame::of_operator("/ui/queues/x"),
-            &OneQueue { row: row(), groups: vec![group()] },
+            &OneQueue { row: row(), named: None, groups: vec![group()] },
         ));
+    }
+
+    #[test]
+    fn paused_groups_and_missing_workers_are_marked() {
+        let mut row = row();
+        (row.queue.name, row.queue.paused_groups) = ("mail".into(), 2);
+        let page = render(&Frame::of_operator("/ui/queues"), std::slice::from_ref(&row)).0;
+        assert!(page.contains("2 groups paused") && page.contains(">none<"), "{page}");
+        let page = render_one(
+            &Frame::of_operator("/ui/queues/mail"),
+            &OneQueue { row, named: None, groups: Vec::new() },
+        );
+        assert!(
+            page.0.contains(
+                "No live worker takes jobs from this queue, so its 12,345 waiting jobs do not start"
+            )
+        );
+        assert!(page.0.contains(">Pause queue<") && page.0.contains("Queue mail is paused."), "{}", page.0);
+    }
+
+    #[test]
+    fn the_group_that_the_url_names_is_shown_and_marked() {
+        let named = GroupRecord { name: "globex".into(), paused: false, ..group() };
+        let frame = Frame {
+            params: Params::default().with("group", "globex"),
+            ..Frame::of_operator("/ui/queues/mail")
+        };
+        let one = OneQueue { row: row(), named: Some(named.clone()), groups: vec![group()] };
+        let page = render_one(&frame, &one).0;
+        assert_eq!(page.matches("is-named").count(), 1, "{page}");
+        assert!(page.contains("id=\"group-globex\"") && page.contains("globex is paused."), "{page}");
+        let one = OneQueue { row: row(), named: None, groups: vec![named, group()] };
+        assert_eq!(render_one(&frame, &one).0.matches("is-named").count(), 1);
+    }
+
+    #[test]
+    fn many_queues_can_be_filtered_and_are_not_all_shown() {
+        let rows = |count| {
+            let name = |n: usize| QueueRow { queue: QueueRecord::empty(&format!("q{n:03}")), ..row() };
+            (0..count).map(name).collect::<Vec<_>>()
+        };
+        let frame = Frame::of_operator("/ui/queues");
+        assert!(!render(&frame, &rows(19)).0.contains("Filter queues"));
+        let page = render(&frame, &rows(201)).0;
+        assert!(page.contains("Filter queues") && page.contains("The first 200 of 201"), "{page}");
+        assert!(page.contains("queue-q199") && !page.contains("queue-q200"));
+        let frame = Frame { params: Params::default().with("name", HOSTILE), ..frame };
+        let page = render(&frame, &[]);
+        assert!(page.0.contains("No queue matches"), "{}", page.0);
+        assert_escaped(&page);
+    }
+
+    #[test]
+    fn a_rate_that_the_form_cannot_represent_has_no_form() {
+        let frame = Frame::of_operator("/ui/queues/x");
+        let page = |rate| {
+            let mut row = row();
+            row.queue.rate = Some(rate);
+            render_one(&frame, &OneQueue { row, groups: Vec::new(), named: None }).0
+        };
+        assert!(page(crate::turns::Rate::per_second(9)).contains("/rate\""));
+        let other = page(crate::turns::Rate::per(100, Duration::from_secs(3600)));
+        assert!(!other.contains("/rate\"") && other.contains("100 per hour"), "{other}");
     }
 
     #[test]
     fn a_reader_cannot_pause_or_limit() {
         let frame = Frame::of_reader("/ui/queues");
         assert!(!render(&frame, &[row()]).0.contains("<form"));
-        let one = OneQueue { row: row(), groups: vec![group()] };
+        let one = OneQueue { row: row(), named: Some(group()), groups: vec![group()] };
         assert!(!render_one(&frame, &one).0.contains("<form"));
     }
 }

@@ -6,15 +6,15 @@ use maud::{Markup, html};
 
 use super::layout::Section;
 use super::url::{Params, encoded};
-use super::widgets::heading;
+use super::widgets::{group_url, heading};
 use super::{Frame, View};
 use crate::api::problem::ApiResult;
 use crate::id_pattern::IdPattern;
 use crate::store::Glance;
 
-/// Opens what the text means: a job, a queue, a kind, or else the jobs whose error contains it.
+/// Opens what the text means: a job, a queue, a group, a kind, or else the jobs whose error contains it.
 pub(super) async fn page(view: View) -> ApiResult<Response> {
-    let text = view.frame.params.get("q").unwrap_or_default();
+    let text = view.frame.params.get("q").unwrap_or_default().trim();
     let location = find(&view, text).await?;
     Ok((StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response())
 }
@@ -34,14 +34,29 @@ async fn find(view: &View, text: &str) -> ApiResult<String> {
     if queues.iter().any(|queue| queue.name == text && frame.rights.covers(text)) {
         return Ok(frame.url(&format!("/ui/queues/{}", encoded(text))));
     }
+    if let Some(group) = group(view, text).await? {
+        return Ok(group);
+    }
     let counts = view.data.counts().await?;
-    let is_kind = counts.iter().any(|count| count.kind == text)
-        || view.data.kinds().await?.iter().any(|kind| kind.name == text);
+    let is_registered = view.data.kinds().await?.iter().any(|kind| kind.name == text);
+    // Somebody who may see some queues must not learn which kinds others have.
+    let is_kind = counts.iter().any(|count| count.kind == text && frame.rights.covers(&count.queue))
+        || (is_registered && frame.rights.covers_all());
     Ok(match text {
         "" => frame.url("/ui/jobs"),
         text if is_kind => jobs(frame, "kind", text),
         text => jobs(frame, "error", text),
     })
+}
+
+/// The page of the queue that has a group with exactly this name.
+async fn group(view: &View, text: &str) -> ApiResult<Option<String>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let found = view.data.find_groups(text, view.frame.rights.queues.as_deref()).await?;
+    let exact = found.iter().find(|group| group.name == text);
+    Ok(exact.map(|group| group_url(&group.queue, &group.name, &view.frame)))
 }
 
 fn jobs(frame: &Frame, name: &str, value: &str) -> String {

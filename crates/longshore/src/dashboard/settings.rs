@@ -8,7 +8,7 @@ use axum::response::Response;
 use maud::{Markup, html};
 
 use super::layout::Section;
-use super::widgets::{self, Action, Look, dash, empty, heading, optional_time, snippet, time};
+use super::widgets::{self, Action, Look, MAX_ROWS, dash, empty, heading, optional_time, snippet, time};
 use super::{Frame, View, format};
 use crate::api::Server;
 use crate::api::problem::ApiResult;
@@ -63,7 +63,10 @@ fn tokens(frame: &Frame, settings: &Settings) -> Markup {
             } @else {
                 table #tokens .list {
                     thead { tr { th { "Token" } th { "Scopes" } th { "Queues" } th .c-time { "Created" } th .c-time { "Expires" } th .c-status { "State" } th .c-actions { span .unseen { "Actions" } } } }
-                    tbody { @for token in tokens.iter() { (token_row(frame, token)) } }
+                    tbody { @for token in tokens.iter().take(MAX_ROWS) { (token_row(frame, token)) } }
+                }
+                @if tokens.len() > MAX_ROWS {
+                    p .panel-body .faint { "The first " (MAX_ROWS) " of " (format::number(tokens.len() as u64)) " tokens." }
                 }
             }
             @if !settings.requires_tokens { p .panel-body .faint { "This server accepts requests without a token." } }

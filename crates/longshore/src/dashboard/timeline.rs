@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::widgets::{self, prose, since, time};
+use super::widgets::{self, since, time};
 use super::{Frame, format};
 use crate::job::{AttemptEnd, AttemptRecord, JobRecord, Status, WorkerId};
 use crate::lifecycle::FAR_FUTURE;
@@ -16,7 +16,11 @@ pub(super) fn render(frame: &Frame, job: &JobRecord, workers: &[WorkerRecord]) -
             div .panel-head { h2 { "Timeline" } span .faint { "newest first" } }
             ol #timeline .timeline {
                 (present(frame, job))
-                @for (i, attempt) in attempts.iter().enumerate() { (entry(frame, attempt, workers, i == 0)) }
+                @if was_retried(job, attempts.first().copied()) { (retried(job)) }
+                @for (i, attempt) in attempts.iter().enumerate() {
+                    (entry(frame, attempt, workers, i == 0))
+                    @if was_retried_between(attempt, attempts.get(i + 1).copied()) { (retried(job)) }
+                }
                 @if job.errors_omitted > 0 {
                     li .is-omitted { p { (format::counted(job.errors_omitted.into(), "older attempt is", "older attempts are"))
                         " no longer kept" } }
@@ -28,6 +32,30 @@ pub(super) fn render(frame: &Frame, job: &JobRecord, workers: &[WorkerRecord]) -
             }
         }
     }
+}
+
+/// An operator's retry has no record of its own, but the attempts count from 0 again.
+fn retried(job: &JobRecord) -> Markup {
+    html! {
+        li .is-queued {
+            p { b { "Retried by an operator" } }
+            p .faint { "the attempts count from 0 again, up to " (job.max_attempts) }
+        }
+    }
+}
+
+/// Whether the job was retried after the newest attempt that failed.
+pub(super) fn was_retried(job: &JobRecord, newest: Option<&AttemptRecord>) -> bool {
+    let Some(failed) = newest.filter(|attempt| attempt.what == AttemptEnd::Failed) else { return false };
+    match job.status {
+        Status::Running | Status::Succeeded => job.attempts <= failed.attempt,
+        _ => job.attempts < failed.attempt,
+    }
+}
+
+/// Whether the job was retried between two attempts: the number did not grow after a failure.
+fn was_retried_between(newer: &AttemptRecord, older: Option<&AttemptRecord>) -> bool {
+    older.is_some_and(|older| older.what == AttemptEnd::Failed && newer.attempt <= older.attempt)
 }
 
 /// What the job does now, or how it ended.
@@ -72,7 +100,7 @@ fn ended_word(job: &JobRecord) -> &'static str {
     match job.status {
         Status::Succeeded => "Succeeded",
         Status::Cancelled => "Cancelled",
-        _ => "Failed for good",
+        _ => "Failed",
     }
 }
 
@@ -119,21 +147,6 @@ fn full_error(error: &str, is_newest: bool) -> Markup {
     }
 }
 
-/// Why the job is not running.
-pub(super) fn why(explanation: &crate::api::explain::Explanation) -> Markup {
-    let needs_help = explanation.estimated_seconds.is_none() && explanation.ahead.is_none();
-    html! {
-        section #why .notice .(if needs_help { "is-warning" } else { "is-info" }) {
-            h2 { "Why it is not running" }
-            // The timeline shows the error.
-            p { (prose(explanation.message.split("; the last attempt ended with:").next().unwrap_or_default())) }
-            @if let Some(seconds) = explanation.estimated_seconds {
-                p .faint { "It should start in about " (format::seconds(seconds)) "." }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::jobs::tests::hostile_job;
@@ -164,6 +177,27 @@ mod tests {
             (page.0.find("Attempt 2 failed").unwrap(), page.0.find("Attempt 1 failed").unwrap());
         assert!(newer < older && page.0.contains(&"x".repeat(400)), "{}", page.0);
         assert!(page.0.contains("ran for 2 min"), "{}", page.0);
+    }
+
+    #[test]
+    fn a_retry_by_an_operator_is_an_entry_of_its_own() {
+        let shown = |job: &JobRecord| render(&Frame::of_operator("/ui/jobs/1"), job, &[]).0;
+        let retried = "Retried by an operator";
+        let mut job = hostile_job(Status::Queued);
+        (job.attempts, job.errors) = (0, vec![attempt(1, "a"), attempt(2, "b")]);
+        let page = shown(&job);
+        assert!(page.find(retried).unwrap() < page.find("Attempt 2 failed").unwrap(), "{page}");
+        job.attempts = 2;
+        assert!(!shown(&job).contains(retried), "it waits for attempt 3");
+        (job.status, job.attempts) = (Status::Running, 1);
+        assert!(shown(&job).contains(retried), "attempt 1 again");
+        let mut again = attempt(1, "c");
+        (again.lease_no, again.ended_at) = (3, "2031-05-06T07:03:00Z".parse().unwrap());
+        job.errors.push(again);
+        (job.status, job.attempts) = (Status::FailedPermanent, 1);
+        let page = shown(&job);
+        assert_eq!(page.matches(retried).count(), 1, "{page}");
+        assert!(page.find(retried).unwrap() < page.find("Attempt 2 failed").unwrap(), "{page}");
     }
 
     #[test]

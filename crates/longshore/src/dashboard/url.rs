@@ -11,12 +11,12 @@ pub(super) struct Params(Vec<(String, String)>);
 
 impl Params {
     pub(super) fn new(pairs: Vec<(String, String)>) -> Self {
-        let is_set = |(_, value): &(String, String)| !value.trim().is_empty();
+        let is_set = |(_, value): &(String, String)| !value.is_empty();
         Params(pairs.into_iter().filter(is_set).collect())
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.trim())
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
     /// Every value of a parameter; each may be a list separated by commas.
@@ -63,6 +63,13 @@ mod tests {
         assert_eq!(params.get("kind"), None);
         assert_eq!(params.without(&["cursor"]).url("/ui/jobs"), "/ui/jobs?status=queued&queue=a%20b%2Fc");
         assert_eq!(params.with("status", "x").get("status"), Some("x"));
+    }
+
+    #[test]
+    fn names_keep_their_spaces() {
+        let params = params(&[("group", " acme"), ("tag", " ")]);
+        assert_eq!((params.get("group"), params.get("tag")), (Some(" acme"), Some(" ")));
+        assert_eq!(params.url("/ui/jobs"), "/ui/jobs?group=%20acme&tag=%20");
     }
 
     #[test]

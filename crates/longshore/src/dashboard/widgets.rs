@@ -5,8 +5,11 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use maud::{Markup, Render, html};
 
-use super::url::encoded;
-use super::{Frame, format, icons};
+use super::url::{Params, encoded};
+use super::{Frame, format, icons, json};
+
+/// The number of characters of a JSON text that is too long to be indented.
+const MAX_RAW: usize = 20_000;
 use crate::job::{JobId, Status};
 use crate::turns::Rate;
 
@@ -30,6 +33,14 @@ pub(super) fn state(colour: Status, word: &str) -> Markup {
     html! { span class=(class) { i {} (word) } }
 }
 
+/// A task that waits for earlier tasks of its flow.
+pub(super) fn held() -> Markup {
+    html! { span title=(HELD) { (state(Status::Cancelled, "held")) } }
+}
+
+/// What `held` means.
+pub(super) const HELD: &str = "waits for earlier tasks of its flow";
+
 /// An instant, relative to now; the exact time is in the tooltip.
 pub(super) fn time(at: DateTime<Utc>, frame: &Frame) -> Markup {
     html! {
@@ -52,6 +63,11 @@ pub(super) fn dash() -> Markup {
     html! { span .faint { "–" } }
 }
 
+/// What an empty cell shows, and why it is empty.
+pub(super) fn dash_because(why: &str) -> Markup {
+    html! { span .faint title=(why) { "–" } }
+}
+
 /// How long something has been going on; the script counts on.
 pub(super) fn since(at: DateTime<Utc>, frame: &Frame) -> Markup {
     html! {
@@ -68,6 +84,12 @@ pub(super) fn job_link(id: JobId, frame: &Frame) -> Markup {
 
 pub(super) fn queue_link(queue: &str, frame: &Frame) -> Markup {
     html! { a .quiet href=(frame.url(&format!("/ui/queues/{}", encoded(queue)))) { (queue) } }
+}
+
+/// The page of the queue, at one of its groups.
+pub(super) fn group_url(queue: &str, group: &str, frame: &Frame) -> String {
+    let page = frame.url(&format!("/ui/queues/{}", encoded(queue)));
+    format!("{}#group-{}", Params::default().with("group", group).url(&page), encoded(group))
 }
 
 pub(super) fn kind_link(kind: &str, frame: &Frame) -> Markup {
@@ -114,20 +136,24 @@ pub(super) fn rate(rate: Rate) -> String {
 }
 
 /// A button that calls a route of the API. Without the script it is not shown.
-pub(super) struct Action<'a> {
+pub(super) struct Action {
     /// The route.
     pub(super) url: String,
     pub(super) method: &'static str,
-    pub(super) label: &'a str,
+    pub(super) label: String,
     /// Asked before the request is sent.
     pub(super) confirm: Option<String>,
-    /// Shown after the request.
-    pub(super) done: &'a str,
+    /// The answer that sends the request; without one, the label.
+    pub(super) yes: Option<String>,
+    /// Shown after the request. Names its object.
+    pub(super) done: String,
     /// The page to open afterwards; `None` stays here. `{field}` is replaced by a field of the response.
     pub(super) then: Option<String>,
     pub(super) look: Look,
     /// Fields of the request, and inputs for them.
     pub(super) fields: Markup,
+    /// Tells apart actions that call the same route.
+    pub(super) key: String,
 }
 
 /// How important a button is.
@@ -152,18 +178,24 @@ impl Look {
     }
 }
 
-impl<'a> Action<'a> {
-    pub(super) fn post(url: String, label: &'a str, done: &'a str) -> Self {
+impl Action {
+    pub(super) fn post(url: String, label: impl Into<String>, done: impl Into<String>) -> Self {
         Action {
             url,
             method: "POST",
-            label,
+            label: label.into(),
             confirm: None,
-            done,
+            yes: None,
+            done: done.into(),
             then: None,
             look: Look::Plain,
             fields: html! {},
+            key: String::new(),
         }
+    }
+
+    pub(super) fn key(self, key: impl Into<String>) -> Self {
+        Action { key: key.into(), ..self }
     }
 
     pub(super) fn method(self, method: &'static str) -> Self {
@@ -172,6 +204,10 @@ impl<'a> Action<'a> {
 
     pub(super) fn confirm(self, question: impl Into<String>) -> Self {
         Action { confirm: Some(question.into()), ..self }
+    }
+
+    pub(super) fn yes(self, answer: impl Into<String>) -> Self {
+        Action { yes: Some(answer.into()), ..self }
     }
 
     pub(super) fn then(self, page: String) -> Self {
@@ -187,10 +223,17 @@ impl<'a> Action<'a> {
     }
 }
 
-impl Render for Action<'_> {
+impl Action {
+    /// Identifies the form by what it does: a live update must not turn a button that has the focus into another one.
+    fn id(&self) -> String {
+        format!("do-{}-{}{}", self.method, encoded(&self.url), encoded(&self.key))
+    }
+}
+
+impl Render for Action {
     fn render(&self) -> Markup {
         html! {
-            form .action method="post" action=(self.url) data-method=(self.method) data-confirm=[&self.confirm]
+            form .action #(self.id()) method="post" action=(self.url) data-method=(self.method) data-confirm=[&self.confirm] data-yes=[&self.yes]
                 data-done=(self.done) data-then=[&self.then] {
                 (self.fields)
                 button class=(self.look.class()) { (self.label) }
@@ -215,6 +258,38 @@ pub(super) fn figure(name: &str, value: impl Render, note: impl Render) -> Marku
     html! { div .figure { dt { (name) } dd { (value) } dd .faint { (note) } } }
 }
 
+/// The maximum number of rows of a page that is not divided into pages.
+pub(super) const MAX_ROWS: usize = 200;
+/// From how many rows on such a page has a filter by name.
+const FILTERED_FROM: usize = 20;
+
+/// The text that names have to contain.
+pub(super) fn wanted_name(frame: &Frame) -> &str {
+    frame.params.get("name").unwrap_or_default()
+}
+
+/// A filter by name, if there are many rows or it is in use.
+pub(super) fn name_filter(frame: &Frame, label: &str, rows: usize) -> Markup {
+    let name = Some(wanted_name(frame)).filter(|name| !name.is_empty());
+    html! {
+        @if name.is_some() || rows >= FILTERED_FROM {
+            form #filters .filters role="search" aria-label=(label) action=(frame.url(&frame.path)) {
+                label { span { "Name contains" } input name="name" value=[name] placeholder="any" autocomplete="off"; }
+                button .button { "Filter" }
+            }
+        }
+    }
+}
+
+/// Says that rows are missing, if there are too many.
+pub(super) fn more_rows(rows: usize) -> Markup {
+    html! {
+        @if rows > MAX_ROWS {
+            p .faint { "The first " (MAX_ROWS) " of " (format::number(rows as u64)) ". Filter by name to find the others." }
+        }
+    }
+}
+
 /// JSON or another long text, with a button to copy it.
 pub(super) fn code_block(title: &str, text: &str) -> Markup {
     html! {
@@ -228,17 +303,38 @@ pub(super) fn code_block(title: &str, text: &str) -> Markup {
     }
 }
 
+/// A JSON value, indented if it is not too long, with the values at `hidden` hidden. `url` returns the whole of it.
+pub(super) fn json_block(title: &str, value: &str, hidden: &[json::Path], url: &str) -> Markup {
+    if let Some(text) = json::indent(value, hidden) {
+        return code_block(title, &text);
+    }
+    html! {
+        @if hidden.is_empty() { (code_block(title, &format::shortened(value, MAX_RAW))) }
+        p .notice .is-info { (title) ": " (format::bytes(value.len())) " of JSON, too long to be shown here. "
+            @if hidden.is_empty() { a href=(url) { "Open it as JSON" } "." } }
+    }
+}
+
 /// A message of the API as a sentence; what is in backquotes is code.
 pub(super) fn prose(message: &str) -> Markup {
     let mut sentence = message.to_owned();
     if let Some(first) = sentence.get_mut(0..1) {
         first.make_ascii_uppercase();
     }
+    html! { (linked(&sentence, |_, _| None)) "." }
+}
+
+/// A message of the API in which names are links. `url` gets the word before a name, such as `queue`, and the
+/// name. What is in backquotes and has no URL is code.
+pub(super) fn linked(message: &str, url: impl Fn(&str, &str) -> Option<String>) -> Markup {
+    let parts: Vec<&str> = message.split('`').collect();
+    let word = |i: usize| parts[i - 1].trim_end().rsplit(' ').next().unwrap_or_default();
     html! {
-        @for (i, part) in sentence.split('`').enumerate() {
-            @if i % 2 == 1 { code { (part) } } @else { (part) }
+        @for (i, part) in parts.iter().enumerate() {
+            @if i % 2 == 0 { (part) }
+            @else if let Some(url) = url(word(i), part) { a href=(url) { (part) } }
+            @else { code { (part) } }
         }
-        "."
     }
 }
 

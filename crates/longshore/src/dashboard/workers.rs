@@ -6,7 +6,8 @@ use axum::response::Response;
 use maud::{Markup, html};
 
 use super::layout::Section;
-use super::widgets::{self, Action, dash, empty, heading, job_link, since, snippet, time};
+use super::url::encoded;
+use super::widgets::{self, Action, MAX_ROWS, dash, empty, heading, job_link, since, snippet, time};
 use super::{Frame, View, format};
 use crate::api::problem::ApiResult;
 use crate::job::{JobRecord, Status, WorkerId};
@@ -44,10 +45,14 @@ pub(super) async fn page(view: View) -> ApiResult<Response> {
 fn render(frame: &Frame, loaded: &Workers) -> Markup {
     let (dead, registered): (Vec<_>, Vec<_>) =
         loaded.workers.iter().partition(|worker| worker.dead_at.is_some());
-    let sweep = Action::post(frame.url("/sweep"), "Sweep now", "The sweep is done.")
-        .confirm("Return the jobs of dead workers to their queues now? Workers and servers also do this by themselves.");
+    let sweep = Action::post(frame.url("/sweep"), "Sweep now", "The jobs of dead workers are back in their queues.")
+        .confirm("Return the jobs of dead workers to their queues now? Live workers and servers also do this by themselves.");
+    let note = html! {
+        (format::counted(registered.len() as u64, "process", "processes"))
+        @if frame.rights.operate && !loaded.workers.is_empty() { " · a sweep returns the jobs of dead workers to their queues" }
+    };
     html! {
-        (heading("Workers", format::counted(registered.len() as u64, "process", "processes"),
+        (heading("Workers", note,
             html! { @if frame.rights.operate && !loaded.workers.is_empty() { (sweep) } }))
         @if registered.is_empty() {
             (empty("No workers", html! {
@@ -57,16 +62,20 @@ fn render(frame: &Frame, loaded: &Workers) -> Markup {
                     ", or any language over the API." }
             }))
         } @else {
-            div #workers .cards { @for worker in registered { (card(frame, worker, loaded.running.get(&worker.id))) } }
+            div #workers .cards { @for worker in registered.iter().copied().take(MAX_ROWS) { (card(frame, worker, loaded.running.get(&worker.id))) } }
         }
+        @if registered.len() > MAX_ROWS { p .faint { "The newest " (MAX_ROWS) " of " (format::number(registered.len() as u64)) " workers." } }
         @if !dead.is_empty() {
             details #dead .panel .flush {
-                summary .panel-head { h2 { "Signed off or dead" } span .faint { (dead.len()) } }
+                summary .panel-head { h2 { (past(&dead)) } }
                 table .list {
-                    thead { tr { th { "Worker" } th { "Host" } th .c-time { "Started" } th .c-time { "Last heartbeat" } th .c-time { "Ended" } } }
-                    tbody { @for worker in dead { tr {
-                        td .strong { (worker.name) } td { (place(worker)) } td .c-time { (time(worker.started_at, frame)) }
-                        td .c-time { (time(worker.heartbeat_at, frame)) } td .c-time { (widgets::optional_time(worker.dead_at, frame)) }
+                    thead { tr { th { "Worker" } th .c-status { "End" } th { "Host" } th .c-time { "Started" } th .c-time { "Last heartbeat" } th .c-time { "Ended" } } }
+                    tbody { @for worker in dead.iter().copied().take(MAX_ROWS) { tr {
+                        td .strong { (worker.name) }
+                        td .c-status data-label="End" { @if is_lost(worker) { (widgets::state(Status::FailedPermanent, "declared dead")) }
+                            @else { (widgets::state(Status::Cancelled, "signed off")) } }
+                        td data-label="Host" { (place(worker)) } td .c-time data-label="Started" { (time(worker.started_at, frame)) }
+                        td .c-time data-label="Last heartbeat" { (time(worker.heartbeat_at, frame)) } td .c-time data-label="Ended" { (widgets::optional_time(worker.dead_at, frame)) }
                     } } }
                 }
             }
@@ -74,17 +83,40 @@ fn render(frame: &Frame, loaded: &Workers) -> Markup {
     }
 }
 
-fn card(frame: &Frame, worker: &WorkerRecord, jobs: Option<&Vec<JobRecord>>) -> Markup {
-    let jobs = jobs.map(Vec::as_slice).unwrap_or_default();
-    let state = if worker.stale {
-        widgets::state(Status::FailedPermanent, "no heartbeat")
+/// Whether a worker that is no longer alive stopped sending heartbeats. One that signs off has sent one shortly
+/// before.
+pub(super) fn is_lost(worker: &WorkerRecord) -> bool {
+    worker.dead_at.is_some_and(|dead| format::between(worker.heartbeat_at, dead) >= worker.stale_after)
+}
+
+/// How the past workers ended: `3 signed off, 1 declared dead`.
+fn past(dead: &[&WorkerRecord]) -> String {
+    let lost = dead.iter().filter(|worker| is_lost(worker)).count();
+    let parts = [(dead.len() - lost, "signed off"), (lost, "declared dead")];
+    let parts: Vec<String> =
+        parts.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}")).collect();
+    parts.join(", ")
+}
+
+/// Whether a worker is alive. Half of the time after which it is stale is already late.
+fn state(frame: &Frame, worker: &WorkerRecord) -> Markup {
+    let silent = format::between(worker.heartbeat_at, frame.now);
+    let late = || format!("no heartbeat for {}", format::duration(silent));
+    if worker.stale {
+        widgets::state(Status::FailedPermanent, &late())
+    } else if silent > worker.stale_after / 2 {
+        widgets::state(Status::Retrying, &late())
     } else {
         widgets::state(Status::Succeeded, "alive")
-    };
+    }
+}
+
+fn card(frame: &Frame, worker: &WorkerRecord, jobs: Option<&Vec<JobRecord>>) -> Markup {
+    let jobs = jobs.map(Vec::as_slice).unwrap_or_default();
     let takes_nothing = worker.kinds.as_ref().is_some_and(Vec::is_empty);
     html! {
         section #(format!("worker-{}", worker.id)) .panel .worker {
-            div .panel-head { h2 title=(worker.id) { (worker.name) } (state) }
+            div .panel-head { h2 title=(worker.id) { (worker.name) } (state(frame, worker)) }
             dl .facts {
                 dt { "Running" } dd { (worker.running) " of " (worker.concurrency)
                     " " meter min="0" max=(worker.concurrency) value=(worker.running.min(worker.concurrency.into())) aria-label="Busy slots" {} }
@@ -93,7 +125,8 @@ fn card(frame: &Frame, worker: &WorkerRecord, jobs: Option<&Vec<JobRecord>>) -> 
                 dt { "Host" } dd { (place(worker)) }
                 dt { "Version" } dd { @match &worker.version { Some(version) => (version), None => (dash()) } }
                 dt { "Queues" } dd { @for queue in &worker.queues {
-                    @if queue == ALL_QUEUES { span .tag { "all queues" } } @else { span .tag { (queue) } } " "
+                    @if queue == ALL_QUEUES { span .tag { "all queues" } }
+                    @else { a .tag href=(frame.url(&format!("/ui/queues/{}", encoded(queue)))) { (queue) } } " "
                 } }
                 dt { "Kinds" } dd { @match &worker.kinds {
                     None => span .tag { "any kind" },
@@ -161,7 +194,33 @@ mod tests {
         let page =
             render(&Frame::of_operator("/ui/workers"), &Workers { workers: vec![worker(id), dead], running });
         assert_escaped(&page);
-        assert!(page.0.contains("no heartbeat") && page.0.contains("process 7"), "{}", page.0);
+        assert!(page.0.contains("no heartbeat for 8 min 9 s") && page.0.contains("process 7"), "{}", page.0);
+    }
+
+    #[test]
+    fn a_late_heartbeat_is_not_shown_as_alive() {
+        let frame = Frame::of_operator("/ui/workers");
+        let shown = |stale_after: u64| {
+            let stale_after = std::time::Duration::from_secs(stale_after);
+            let worker = WorkerRecord { stale: false, stale_after, ..worker(WorkerId::new()) };
+            state(&frame, &worker).0
+        };
+        // Its last heartbeat is 489 s old.
+        assert!(shown(1_000).contains("is-succeeded"), "{}", shown(1_000));
+        assert!(shown(900).contains("is-retrying") && shown(900).contains("no heartbeat for 8 min 9 s"));
+    }
+
+    #[test]
+    fn past_workers_have_signed_off_or_were_declared_dead() {
+        let ended = |seconds: i64| {
+            let worker = worker(WorkerId::new());
+            let dead_at = Some(worker.heartbeat_at + chrono::TimeDelta::seconds(seconds));
+            WorkerRecord { dead_at, ..worker }
+        };
+        let workers = vec![ended(3), ended(61), ended(59)];
+        let page =
+            render(&Frame::of_operator("/ui/workers"), &Workers { workers, running: BTreeMap::new() }).0;
+        assert!(page.contains("2 signed off, 1 declared dead"), "{page}");
     }
 
     #[test]

@@ -29,16 +29,27 @@ inBrowser("a login leads to the page that was asked for, and a logout ends the s
   await page.waitForURL(/\/ui\/login/);
 }, { as: null });
 
-inBrowser("a login leads to no other site", async ({ open }) => {
+inBrowser("a login leads to no other site", async ({ open, context, expect }) => {
+  // The page that is open when the cookie is removed may look for news.
+  expect(401);
   const page = await open(`/ui/login?next=${encodeURIComponent("https://example.org/ui")}`);
   await logIn(page, server.token);
   await page.waitForURL(`${server.url}/ui`);
-  for (const next of ["javascript:alert(1)", "//example.org/ui", "/docs"]) {
+  for (const next of ["javascript:alert(1)", "//example.org/ui", "/docs", "http://", "/uiother"]) {
+    await context.clearCookies();
     await page.goto(`${server.url}/ui/login?next=${encodeURIComponent(next)}`);
     await logIn(page, server.token);
     await page.waitForURL(`${server.url}/ui`);
   }
 }, { as: null });
+
+inBrowser("a link from another site opens its page if the session lasts", async ({ open }) => {
+  // A browser sends no cookie with such a link, so it leads to the login page.
+  const page = await open(`/ui/login?next=${encodeURIComponent("/ui/jobs?status=queued")}`);
+  await page.waitForURL(`${server.url}/ui/jobs?status=queued`);
+  await page.goto(`${server.url}/ui/login?again=1`);
+  await page.locator('input[name="token"]').waitFor();
+});
 
 inBrowser("a token that may only read sees no actions and cannot act", async ({ open, context, expect }) => {
   const kind = unique("task");

@@ -33,12 +33,12 @@ inBrowser("one click redrives a group of ten thousand, and the page shows it fin
   const kind = await deadLetters();
   const page = await openGroup(open, kind);
   await page.click("#failures button:has-text('Retry all')");
-  assert.match(await page.locator("#confirm-text").textContent(), /dead jobs/);
+  assert.match(await page.locator("#confirm-text").textContent(), /failed jobs of .* with the error “.+”/);
   await confirm(page);
   await page.waitForURL(/operation=/);
   assert.match(page.url(), new RegExp(`kind=${kind}`), "the filter is kept");
   await page.locator("[data-operation-text]:has-text('Done')").waitFor({ timeout: 60_000 });
-  assert.match(await page.locator("[data-operation-numbers]").textContent(), /10,000 changed, 0 skipped/);
+  assert.match(await page.locator("[data-operation-numbers]").textContent(), /10,000 jobs retried, 0 skipped/);
   assert.equal(await countOf(kind, "queued"), MANY);
   await page.waitForFunction(() => !document.querySelector("#failures button"));
 });
@@ -59,6 +59,6 @@ inBrowser("an operation is stopped half way and continued", async ({ open }) => 
 
   await page.click("[data-operation-resume]");
   await page.locator("[data-operation-text]:has-text('Done')").waitFor({ timeout: 60_000 });
-  assert.match(await page.locator("[data-operation-numbers]").textContent(), /10,000 changed/);
+  assert.match(await page.locator("[data-operation-numbers]").textContent(), /10,000 jobs retried/);
   assert.equal(await countOf(kind, "queued"), MANY);
 });

@@ -2,7 +2,7 @@
 // here: the pages themselves must escape.
 
 import assert from "node:assert/strict";
-import { Worker, api, enqueue, failed, inBrowser, server, until } from "./harness.mjs";
+import { Worker, api, enqueue, failed, inBrowser, server, unique, until } from "./harness.mjs";
 
 const CORPUS = [
   `"><script>window.__xss=1</script>`,
@@ -85,9 +85,11 @@ inBrowser("no text of the corpus runs on any page", async ({ context, expect }) 
 }, { bypassCSP: true });
 
 inBrowser("no text of the corpus runs in live updates, dialogs, messages and the palette", async ({ open, expect }) => {
-  const page = await open("/ui/jobs");
+  // Tests that run at the same time add jobs, too.
+  const mark = unique("corpus");
+  const page = await open(`/ui/jobs?tag=${mark}`);
   const ran = () => page.evaluate(() => window.__xss);
-  const added = await enqueue(CORPUS.map((text) => ({ kind: text, queue: text, tags: [text], payload: { [text]: text } })));
+  const added = await enqueue(CORPUS.map((text) => ({ kind: text, queue: text, tags: [text, mark], payload: { [text]: text } })));
   for (const id of added) await page.locator(`#job-${id}`).waitFor();
   for (const text of CORPUS) {
     await page.keyboard.press("Control+k");
@@ -105,9 +107,9 @@ inBrowser("no text of the corpus runs in live updates, dialogs, messages and the
   await page.goto(`${server.url}/ui/queues/${encoded(CORPUS[1])}`);
   await page.click(".head button:has-text('Pause')");
   await page.locator("#confirm[open]").waitFor();
-  await page.click("#confirm button:has-text('Keep')");
+  await page.click("#confirm-no");
   await page.goto(`${server.url}/ui/failures?kind=${encoded(CORPUS[0])}`);
-  await page.click("#failures button:has-text('Retry all')");
-  await page.click("#confirm button:has-text('Keep')");
+  await page.click("#failures button:has-text('Retry')");
+  await page.click("#confirm-no");
   assert.equal(await ran(), undefined);
 }, { bypassCSP: true });

@@ -1,7 +1,7 @@
 // Live updates: what they must not disturb, and what they cost with many tabs.
 
 import assert from "node:assert/strict";
-import { api, enqueue, inBrowser, unique, until } from "./harness.mjs";
+import { Worker, api, confirm, enqueue, failed, inBrowser, unique, until } from "./harness.mjs";
 
 const TABS = 8;
 
@@ -44,6 +44,56 @@ inBrowser("an edit in progress and the scroll position survive a live update", a
   assert.equal(await editor.inputValue(), '{"half": ');
   assert.equal(await page.evaluate(() => document.activeElement.name), "payload");
   assert.equal(await page.evaluate(() => scrollY), scrolled);
+});
+
+inBrowser("a selection survives when its jobs leave the page", async ({ open }) => {
+  const kind = unique("task");
+  const add = (count) => enqueue(Array.from({ length: count }, (_, n) => ({ kind, queue: kind, payload: { n } })));
+  const [first] = await add(2);
+  const page = await open(`/ui/jobs?kind=${kind}`);
+  await page.locator("#jobs tbody tr input").first().check();
+  await page.locator("#jobs tbody tr input").nth(1).check();
+  await add(60);
+  await page.locator(`#job-${first}`).waitFor({ state: "detached" });
+  await page.locator("#bulk-count:text-is('2 selected, 2 no longer on this page')").waitFor();
+  await page.click('#bulk button[value="cancel"]');
+  assert.equal(await page.locator("#confirm-text").textContent(), `Cancel 2 queued jobs of ${kind}?`);
+  await confirm(page);
+  await page.locator("#operation:has-text('2 jobs cancelled')").waitFor();
+});
+
+inBrowser("a live update does not turn the focused button into another one", async ({ open }) => {
+  const kind = unique("task");
+  const [id] = await enqueue([{ kind, queue: kind, payload: {} }]);
+  const worker = new Worker(unique("worker"), [kind]);
+  const jobs = await worker.lease(1);
+  const page = await open(`/ui/jobs/${id}`);
+  await page.focus(".head button:text-is('Cancel')");
+  await worker.settle(jobs, () => failed("no route to host"));
+  await page.locator(".head button:text-is('Delete')").waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement.textContent === "Delete"), false);
+});
+
+inBrowser("an editor that was not touched shows what was changed elsewhere", async ({ open }) => {
+  const kind = unique("task");
+  const [id] = await enqueue([{ kind, queue: kind, payload: { v: 1 } }]);
+  const page = await open(`/ui/jobs/${id}`);
+  await page.click(".head a:has-text('Edit')");
+  await api("PATCH", `/jobs/${id}`, { payload: { v: 12345 }, priority: 7 });
+  await page.locator(".facts dd:text-is('7')").first().waitFor();
+  assert.match(await page.locator("#edit textarea").inputValue(), /12345/);
+  assert.equal(await page.locator('#edit input[name="priority"]').inputValue(), "7");
+});
+
+inBrowser("deleting a job leads back to the list with its filters", async ({ open }) => {
+  const kind = unique("task");
+  await enqueue([{ kind, queue: kind, payload: {} }, { kind, queue: kind, payload: {} }]);
+  await new Worker(unique("worker"), [kind]).failAll(() => "no route to host");
+  const page = await open(`/ui/jobs?status=failed_permanent&kind=${kind}`);
+  await page.locator("#jobs a[data-open]").first().click();
+  await page.click(".head button:text-is('Delete')");
+  await confirm(page);
+  await page.waitForURL(`**/ui/jobs?status=failed_permanent&kind=${kind}`);
 });
 
 inBrowser("eight live tabs share one event stream and all update", async ({ context, open }) => {

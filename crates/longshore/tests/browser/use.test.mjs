@@ -57,7 +57,7 @@ inBrowser("filters survive an action on selected jobs and on all that match", as
   await page.click("[data-select-matching]");
   assert.equal(await page.locator("#bulk-count").textContent(), "all 58 matching selected");
   await page.click("#bulk button:has-text('Cancel')");
-  assert.match(await page.locator("#confirm-text").textContent(), /all 58 jobs/);
+  assert.match(await page.locator("#confirm-text").textContent(), /^Cancel 58 queued jobs of .* that match the filters\?$/);
   await confirm(page);
   await page.locator("[data-operation-text]:has-text('Done')").waitFor();
   assert.match(page.url(), new RegExp(`status=queued&kind=${kind}&operation=`));

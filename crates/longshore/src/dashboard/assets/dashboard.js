@@ -69,7 +69,12 @@ function patch(live, next) {
     if (live.data !== next.data) live.data = next.data;
     return;
   }
-  if (live.dataset && "keep" in live.dataset) return;
+  if (live.dataset && "keep" in live.dataset) {
+    // A field that the reader has not changed shows the new value.
+    if (live.defaultValue === undefined || live.value !== live.defaultValue || live === document.activeElement) return;
+    live.value = live.defaultValue = next.defaultValue;
+    return;
+  }
   // Readers open details, and the script shows what has `data-keep-hidden`.
   const isKept = (name) => (name === "open" && live.nodeName === "DETAILS") || (name === "hidden" && "keepHidden" in live.dataset);
   for (const { name, value } of [...next.attributes]) {
@@ -128,7 +133,9 @@ function prepare(element) {
 const isLive = "live" in document.body.dataset;
 const MIN_PAUSE = 1000;
 const MAX_PAUSE = 15000;
-let lastRefresh = Date.now();
+// Not the time of day: a clock that is set back must not stop updates.
+const elapsed = () => performance.now();
+let lastRefresh = elapsed();
 let timer = null;
 let isRefreshing = false;
 let isRefreshWanted = false;
@@ -142,6 +149,12 @@ function showLive(state, why) {
   setText($("span", sign), state === "on" ? "Live" : state === "off" ? "Reconnecting" : "Paused");
 }
 
+// Shows the state after an action. A refresh that has begun may show the one before.
+async function refreshAfterAction() {
+  while (isRefreshing) await new Promise((resolve) => setTimeout(resolve, 30));
+  await refresh(true);
+}
+
 async function refresh(isFresh = false) {
   if (isRefreshing) {
     isRefreshWanted = true;
@@ -151,17 +164,21 @@ async function refresh(isFresh = false) {
   isFresh ||= isFreshWanted;
   isFreshWanted = false;
   isRefreshing = true;
-  lastRefresh = Date.now();
+  lastRefresh = elapsed();
   try {
     const headers = { "Longshore-Fragment": "1" };
     if (isFresh) headers["Cache-Control"] = "no-cache";
-    const response = await fetch(location.href, { headers });
+    // A request that hangs must not prevent later ones.
+    const response = await fetch(location.href, { headers, signal: AbortSignal.timeout(20_000) });
     if (response.status === 401) return logIn();
     if (!response.ok) throw new Error((await problem(response)).message);
     const next = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("main");
     if (next) {
       prepare(next);
+      const focused = document.activeElement;
       patch($("#main"), next);
+      // A browser drops the focus of an element that moves.
+      if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
       readClock();
       showSelection();
       showRow();
@@ -181,7 +198,7 @@ async function refresh(isFresh = false) {
 // At most once per second, and not in a hidden tab.
 function refreshSoon() {
   if (!isLive || timer || document.hidden) return;
-  const wait = Math.max(0, lastRefresh + MIN_PAUSE - Date.now());
+  const wait = Math.max(0, lastRefresh + MIN_PAUSE - elapsed());
   timer = setTimeout(() => {
     timer = null;
     refresh();
@@ -244,7 +261,7 @@ if (isLive) {
       return;
     }
     listen();
-    if (Date.now() - lastRefresh >= MIN_PAUSE) refreshSoon();
+    if (elapsed() - lastRefresh >= MIN_PAUSE) refreshSoon();
   };
   document.addEventListener("visibilitychange", whenVisible);
   addEventListener("pagehide", () => giveBack?.());
@@ -254,7 +271,7 @@ if (isLive) {
   secondRefresh = setTimeout(refreshSoon, MIN_PAUSE + 100);
   showLive("on", "This page updates itself.");
   const pause = navigator.locks ? MAX_PAUSE : 3000;
-  setInterval(() => Date.now() - lastRefresh >= pause && refreshSoon(), 1000);
+  setInterval(() => elapsed() - lastRefresh >= pause && refreshSoon(), 1000);
 }
 
 // ---- requests -------------------------------------------------------------
@@ -289,11 +306,13 @@ function toast(text, isError = false) {
   setTimeout(() => message.remove(), isError ? 9000 : 3500);
 }
 
-function confirmed(question, label) {
+// `yes` is the label of the button that acts, such as `Retry 30 jobs`; the other one reads `Do not retry`.
+function confirmed(question, yes) {
   const dialog = $("#confirm");
   if (dialog.open) return Promise.resolve(false);
   setText($("#confirm-text"), question);
-  setText($("#confirm-yes"), label);
+  setText($("#confirm-yes"), yes);
+  setText($("#confirm-no"), `Do not ${yes.split(" ")[0].toLowerCase()}`);
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => {
@@ -301,12 +320,17 @@ function confirmed(question, label) {
   });
 }
 
+// JSON without the space between its parts: what is indented may be too long to be sent. Numbers and strings stay as they are.
+function withoutSpace(json) {
+  return json.replace(/"(?:[^"\\]|\\.)*"|\s+/g, (part) => (part[0] === '"' ? part : ""));
+}
+
 // The fields of a form as JSON. Values that are JSON stay text, so that no number loses digits.
 function fieldsOf(form) {
   const parts = [];
   for (const field of form.elements) {
     if (!field.name || field.type === "submit") continue;
-    const text = field.value.trim();
+    const text = field.dataset.json ? field.value.trim() : field.value;
     const add = (json) => parts.push(`${JSON.stringify(field.name)}:${json}`);
     switch (field.dataset.json) {
       case "raw":
@@ -316,7 +340,7 @@ function fieldsOf(form) {
           field.focus();
           throw new Error(`${field.name} is not JSON: ${error.message}`);
         }
-        add(text);
+        add(withoutSpace(text));
         break;
       case "number":
         if (text) add(Number(text));
@@ -339,6 +363,16 @@ function fieldsOf(form) {
   return parts.length ? `{${parts.join(",")}}` : undefined;
 }
 
+// The filters of the list of jobs that this tab showed last.
+const LIST = `longshore-list${base}`;
+function lastList() {
+  try { return sessionStorage.getItem(LIST); } catch { return null; }
+}
+if (location.pathname === `${base}/ui/jobs`) {
+  try { sessionStorage.setItem(LIST, location.search); } catch { /* storage is off */ }
+}
+for (const link of all("a[data-list]")) link.setAttribute("href", link.getAttribute("href") + (lastList() ?? ""));
+
 const busy = new WeakSet();
 
 async function act(form) {
@@ -346,14 +380,16 @@ async function act(form) {
   busy.add(form);
   try {
     // Read before the question: a live update may change the form while the reader thinks.
-    const { method, confirm: question, done, then } = form.dataset;
+    const { method, confirm: question, yes, done, then } = form.dataset;
     const [url, body] = [form.getAttribute("action"), fieldsOf(form)];
-    if (question && !(await confirmed(question, $("button", form).textContent))) return;
+    if (question && !(await confirmed(question, yes ?? $("button", form).textContent))) return;
     form.setAttribute("aria-busy", "true");
     const result = await call(method, url, body);
     toast(done);
-    if (then) location.href = then.replace(/\{(\w+)\}/g, (_, field) => encodeURIComponent(result[field] ?? ""));
-    else await refresh(true);
+    // Back to the list as it was.
+    if (then === `${base}/ui/jobs`) location.href = then + (lastList() ?? "");
+    else if (then) location.href = then.replace(/\{(\w+)\}/g, (_, field) => encodeURIComponent(result[field] ?? ""));
+    else await refreshAfterAction();
   } catch (error) {
     toast(error.message, true);
   } finally {
@@ -362,13 +398,25 @@ async function act(form) {
   }
 }
 
+// Opens the page that the reader wanted, if it is one of ours.
+function openNext(home) {
+  const wanted = new URLSearchParams(location.search).get("next") ?? home;
+  const next = URL.canParse(wanted, location.origin) ? new URL(wanted, location.origin) : null;
+  const isOurs = next?.origin === location.origin && (next.pathname === home || next.pathname.startsWith(`${home}/`));
+  location.replace(isOurs ? next.href : home);
+}
+
+// A browser sends no cookie with a link from another site, so it ends here although the session lasts.
+async function openWithSession(form) {
+  if (new URLSearchParams(location.search).has("again")) return;
+  const state = await fetch(form.dataset.state).then((response) => response.json()).catch(() => ({}));
+  if (state.logged_in) openNext(form.dataset.home);
+}
+
 async function submitLogin(form) {
-  const home = form.dataset.home;
   try {
-    await call("POST", form.getAttribute("action"), JSON.stringify({ token: form.elements.token.value.trim() }));
-    const next = new URL(new URLSearchParams(location.search).get("next") ?? home, location.origin);
-    const isOurs = next.origin === location.origin && next.pathname.startsWith(home);
-    location.href = isOurs ? next.href : home;
+    await call("POST", form.dataset.api, JSON.stringify({ token: form.elements.token.value.trim() }));
+    openNext(form.dataset.home);
   } catch (error) {
     setText($("#login-error"), error.message);
   }
@@ -391,38 +439,93 @@ document.addEventListener("submit", (event) => {
 // ---- selection and operations ---------------------------------------------
 
 let isAllMatching = false;
+// The selected jobs. Live updates may move them to another page.
+const selected = new Map();
 const boxes = () => all('#jobs input[name="id"]');
+const rowOf = (box) => {
+  const row = box.closest("tr");
+  return { status: row.dataset.status, kind: $(".c-kind", row).textContent };
+};
+function note(box) {
+  if (box.checked) selected.set(box.value, rowOf(box));
+  else selected.delete(box.value);
+}
 const number = (n) => Number(n).toLocaleString("en");
 
 function showSelection() {
   const bar = $("#bulk");
   if (!bar) return;
+  for (const box of boxes()) {
+    box.checked = selected.has(box.value) || isAllMatching;
+    if (selected.has(box.value)) selected.set(box.value, rowOf(box));
+  }
   const chosen = boxes().filter((box) => box.checked);
-  bar.hidden = chosen.length === 0 && !isAllMatching;
-  const total = bar.dataset.matching ? `all ${number(bar.dataset.matching)} matching` : "all matching";
-  setText($("#bulk-count"), isAllMatching ? `${total} selected` : `${chosen.length} selected`);
+  bar.hidden = selected.size === 0 && !isAllMatching;
+  const total = bar.dataset.matching ? `all ${about(bar)}${number(bar.dataset.matching)} matching` : "all matching";
+  const away = selected.size - boxes().filter((box) => selected.has(box.value)).length;
+  const elsewhere = away > 0 ? `, ${number(away)} no longer on this page` : "";
+  setText($("#bulk-count"), isAllMatching ? `${total} selected` : `${selected.size} selected${elsewhere}`);
+  const matching = $("[data-select-matching]", bar);
+  if (matching) matching.hidden = isAllMatching || selected.size === Number(bar.dataset.matching);
+  const statuses = selectedStatuses(bar);
+  const has = (...some) => some.some((status) => statuses.includes(status));
+  const buttons = Object.fromEntries(all('button[name="action"]', bar).map((button) => [button.value, button]));
+  const isWaiting = !has("failed", "succeeded", "cancelled", "running");
+  buttons.retry.hidden = statuses.every((status) => status === "running");
+  setText(buttons.retry, isWaiting ? "Run now" : "Retry");
+  buttons.cancel.hidden = !has("queued", "retrying", "running");
+  buttons.delete.hidden = !has("failed", "succeeded", "cancelled");
   const page = $("[data-select-page]");
   page.checked = chosen.length > 0 && chosen.length === boxes().length;
   page.indeterminate = chosen.length > 0 && !page.checked;
 }
 
+// The statuses of the selected jobs.
+function selectedStatuses(bar) {
+  if (isAllMatching) return bar.dataset.statuses.split(" ");
+  return [...new Set([...selected.values()].map((job) => job.status))];
+}
+
+// The number of matching jobs may be an estimate.
+const about = (bar) => ("estimated" in bar.dataset ? "about " : "");
+
+const jobs = (n) => (Number(n) === 1 ? "1 job" : `${number(n)} jobs`);
+
+// The selected jobs in words: `30 failed jobs of email_customer`.
+function selection(bar) {
+  const kinds = isAllMatching ? [bar.dataset.kind] : [...new Set([...selected.values()].map((job) => job.kind))];
+  const statuses = selectedStatuses(bar);
+  const count = isAllMatching ? bar.dataset.matching : selected.size;
+  const noun = Number(count) === 1 ? "job" : "jobs";
+  const words = [count ? (isAllMatching ? about(bar) : "") + number(count) : "all", statuses.length === 1 ? `${statuses[0]} ${noun}` : noun];
+  if (kinds.length === 1 && kinds[0]) words.push(`of ${kinds[0]}`);
+  if (isAllMatching) words.push("that match the filters");
+  return { text: words.join(" "), short: count ? jobs(count) : "all jobs" };
+}
+
 function select(isChosen) {
-  for (const box of boxes()) box.checked = isChosen;
-  if (!isChosen) isAllMatching = false;
+  if (!isChosen) {
+    isAllMatching = false;
+    selected.clear();
+  }
+  for (const box of boxes()) {
+    box.checked = isChosen;
+    note(box);
+  }
   showSelection();
 }
 
 async function operate(form, action) {
-  const ids = boxes().filter((box) => box.checked).map((box) => box.value);
+  const ids = [...selected.keys()];
   const verb = action[0].toUpperCase() + action.slice(1);
-  const what = isAllMatching
-    ? `all ${form.dataset.matching ? `${number(form.dataset.matching)} ` : ""}jobs that match the filters`
-    : ids.length === 1 ? "1 job" : `${ids.length} jobs`;
-  const note = action === "delete" ? " Their history is lost. Jobs that have not ended are skipped." : "";
-  const selection = isAllMatching ? `"filter":${form.dataset.filter}` : `"ids":${JSON.stringify(ids)}`;
-  if (!(await confirmed(`${verb} ${what}?${note}`, verb))) return;
+  const { text, short } = selection(form);
+  const isRerun = action === "retry" && selectedStatuses(form).includes("succeeded");
+  const warning = action === "delete" ? " Their history is lost. Jobs that have not ended are skipped."
+    : isRerun ? " Jobs that have succeeded run again, too." : "";
+  const which = isAllMatching ? `"filter":${form.dataset.filter}` : `"ids":${JSON.stringify(ids)}`;
+  if (!(await confirmed(`${verb} ${text}?${warning}`, `${verb} ${short}`))) return;
   try {
-    const operation = await call("POST", form.getAttribute("action"), `{"action":"${action}",${selection}}`);
+    const operation = await call("POST", form.getAttribute("action"), `{"action":"${action}",${which}}`);
     const here = new URL(location.href);
     here.searchParams.set("operation", operation.id);
     location.href = here.href;
@@ -432,6 +535,7 @@ async function operate(form, action) {
 }
 
 const ENDED = { done: "Done", stopped: "Stopped", failed: "Failed" };
+const PAST = { retry: "retried", cancel: "cancelled", delete: "deleted" };
 
 async function watchOperation() {
   const panel = $("#operation");
@@ -446,8 +550,8 @@ async function watchOperation() {
     }
     step();
   };
-  stop.onclick = control("stop");
-  resume.onclick = control("resume");
+  if (stop) stop.onclick = control("stop");
+  if (resume) resume.onclick = control("resume");
   let next = null;
   const step = async () => {
     clearTimeout(next);
@@ -455,17 +559,19 @@ async function watchOperation() {
       const operation = await call("GET", url);
       const ended = ENDED[operation.state];
       const share = operation.expected ? Math.min(100, (operation.examined / operation.expected) * 100) : 0;
+      // The list shows the result before the text says that it is done.
+      if (ended) await refreshAfterAction();
+      else refreshSoon();
       panel.hidden = false;
       setText($("[data-operation-text]", panel), operation.error ? `${ended ?? "Working"}: ${operation.error}` : ended ?? "Working");
-      const of = operation.expected ? ` of about ${number(operation.expected)}` : "";
+      const of = ended || !operation.expected ? "" : `, ${number(operation.examined)} of about ${number(operation.expected)} examined`;
       setText($("[data-operation-numbers]", panel),
-        `${number(operation.changed)} changed, ${number(operation.skipped)} skipped, ${number(operation.examined)}${of} examined`);
+        `${jobs(operation.changed)} ${PAST[operation.action] ?? "changed"}, ${number(operation.skipped)} skipped${of}`);
       if (ended === "Done") bar.value = 100;
       else if (operation.expected) bar.value = share;
-      stop.hidden = Boolean(ended);
-      resume.hidden = !ended || ended === "Done";
+      if (stop) stop.hidden = Boolean(ended);
+      if (resume) resume.hidden = !ended || ended === "Done";
       if (!ended) next = setTimeout(step, 1000);
-      refreshSoon();
     } catch (error) {
       panel.hidden = false;
       setText($("[data-operation-text]", panel), error.message);
@@ -533,10 +639,23 @@ async function showEntries() {
   const url = isId ? `${base}/ui/search?q=${encodeURIComponent(typed)}` : jobsWith("error", typed);
   if (text) matching.push({ text: `Jobs whose error contains “${typed}”`, hint: "search", run: goTo(url) });
   render(matching);
-  if (!isId) return;
-  const found = await call("GET", `${base}/jobs/find?id=${encodeURIComponent(text)}`).catch(() => []);
-  if (current !== search || !found.length) return;
-  render([...found.map((job) => ({ text: `${job.kind} ${job.id}`, hint: job.status, run: goTo(`${base}/ui/jobs/${job.id}`) })), ...matching]);
+  if (!text) return;
+  const read = (path) => call("GET", base + path).catch(() => []);
+  // At most 128 bytes, as names of groups. A short pause, so that a word that is typed quickly is one search.
+  await new Promise((resolve) => setTimeout(resolve, 120));
+  if (current !== search) return;
+  const [found, groups] = await Promise.all([
+    isId ? read(`/jobs/find?id=${encodeURIComponent(text)}`) : [],
+    read(`/groups?limit=5&name=${encodeURIComponent(typed.slice(0, 42))}`),
+  ]);
+  if (current !== search || !(found.length + groups.length)) return;
+  const ids = found.map((job) => ({ text: `${job.kind} ${job.id}`, hint: job.status, run: goTo(`${base}/ui/jobs/${job.id}`) }));
+  const named = groups.map(({ queue, name, paused }) => {
+    const url = `${base}/ui/queues/${encodeURIComponent(queue)}?group=${encodeURIComponent(name)}#group-${encodeURIComponent(name)}`;
+    return { text: name, hint: `${paused ? "paused " : ""}group of ${queue}`, run: goTo(url) };
+  });
+  // The last entry searches errors.
+  render([...ids, ...matching.slice(0, -1), ...named, ...matching.slice(-1)]);
 }
 
 function render(matching) {
@@ -645,6 +764,7 @@ document.addEventListener("change", (event) => {
   if (field.matches("[data-select-page]")) select(field.checked);
   else if (field.matches('#jobs input[name="id"]')) {
     isAllMatching &&= field.checked;
+    note(field);
     showSelection();
   }
   else if (field.matches("[data-kind]")) {
@@ -659,13 +779,15 @@ $("#find")?.addEventListener("mousedown", (event) => {
   openPalette();
 });
 
-// On a phone the list of pages is wider than the screen.
-const pages = $(".side nav");
-const current = pages && $("[aria-current]", pages);
-if (current) pages.scrollLeft = current.offsetLeft - (pages.clientWidth - current.offsetWidth) / 2;
+// On a phone the list of pages and the tabs are wider than the screen.
+for (const strip of all(".side nav, .tabs")) {
+  const current = $("[aria-current]", strip);
+  if (current) strip.scrollLeft = current.offsetLeft - strip.offsetLeft - (strip.clientWidth - current.offsetWidth) / 2;
+}
 
 prepare(document);
 readClock();
+if ($("#login")) openWithSession($("#login"));
 setInterval(tick, 1000);
 showSelection();
 watchOperation();
