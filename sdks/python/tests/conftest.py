@@ -1,0 +1,198 @@
+"""Servers for the tests: the real binary (LONGSHORE_BIN) on SQLite, and on Postgres if
+LONGSHORE_TEST_DATABASE_URL names a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+
+from longshore import Longshore, find_binary, new_id
+from longshore.testing import await_server, free_port
+
+POSTGRES = os.environ.get("LONGSHORE_TEST_DATABASE_URL")
+
+
+@dataclass
+class RunningServer:
+    engine: str
+    url: str
+    database_url: str
+    folder: Path
+    binary: str
+
+    def check(self) -> None:
+        """Asserts that the tables are consistent."""
+        command = [self.binary, "check", "--database-url", server_url(self.database_url), "--config", ""]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment())
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def server_url(database_url: str) -> str:
+    """The URL for the server. A database for tests need not survive a crash of its host."""
+    if database_url.startswith("sqlite:"):
+        return database_url
+    return f"{database_url}{'&' if '?' in database_url else '?'}durability=relaxed"
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not re.match("LONGSHORE_|DATABASE_URL", name)}
+    return {**kept, **more}
+
+
+@contextlib.contextmanager
+def serving(engine: str, folder: Path, *arguments: str) -> Iterator[RunningServer]:
+    binary = find_binary()
+    assert binary is not None, "set LONGSHORE_BIN to the server binary"
+    with contextlib.ExitStack() as stack:
+        is_sqlite = engine == "sqlite"
+        database_url = f"sqlite:{folder}/queue.db" if is_sqlite else stack.enter_context(new_database())
+        port = free_port()
+        command = [
+            str(binary),
+            "serve",
+            "--migrate",
+            "--bind",
+            f"127.0.0.1:{port}",
+            "--database-url",
+            server_url(database_url),
+        ]
+        command += ["--sweep-interval", "200ms", "--recovery-delay", "10ms", "--max-interruptions", "20", *arguments]
+        log = folder / "server.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, cwd=folder, env=clean_environment(LONGSHORE_CONFIG="")
+            )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            await_server(url, process, log)
+            yield RunningServer(engine, url, database_url, folder, str(binary))
+        finally:
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def new_database() -> Iterator[str]:
+    """A new Postgres database, which is dropped at the end."""
+    import psycopg
+
+    assert POSTGRES is not None
+    name = f"longshore_python_{os.getpid()}_{new_id()[-12:]}"
+    parts = urlsplit(POSTGRES)
+    with psycopg.connect(POSTGRES, autocommit=True) as admin:
+        admin.execute(f"create database {name}")  # type: ignore[call-overload,unused-ignore]
+    try:
+        yield urlunsplit(parts._replace(path=f"/{name}"))
+    finally:
+        with psycopg.connect(POSTGRES, autocommit=True) as admin:
+            admin.execute(f"drop database if exists {name} with (force)")  # type: ignore[call-overload,unused-ignore]
+
+
+ENGINES = ["sqlite", *(["postgres"] if POSTGRES else [])]
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server on each engine, shared by the tests. Tests use queues and kinds of their own."""
+    with serving(request.param, tmp_path_factory.mktemp(f"server-{request.param}")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    if not POSTGRES:
+        pytest.skip("LONGSHORE_TEST_DATABASE_URL is not set")
+    with serving("postgres", tmp_path_factory.mktemp("server-transactions")) as running:
+        yield running
+
+
+@pytest.fixture
+def ls(server: RunningServer) -> Longshore:
+    return Longshore(server.url)
+
+
+_queue_number = iter(range(1_000_000))
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue that no other test uses."""
+    return f"queue-{os.getpid()}-{next(_queue_number)}"
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:
+    """Waits until the condition holds, and returns its value."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"did not happen in {timeout} s: {what}"
+        time.sleep(0.02)
+
+
+class Program:
+    """A Python program in a process of its own, which a test can kill."""
+
+    def __init__(self, code: str, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.path = folder / f"program_{new_id()[-8:]}.py"
+        self.path.write_text(textwrap.dedent(code))
+        self.log = self.path.with_suffix(".log")
+        self.environment = clean_environment(**environment)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(self.path)],
+                stdout=output,
+                stderr=output,
+                cwd=self.folder,
+                env=self.environment,
+            )
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 30.0) -> int:
+        assert self.process is not None
+        return self.process.wait(timeout)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def program(tmp_path: Path, server: RunningServer) -> Iterator[Callable[..., Program]]:
+    """Starts programs that know the server as LONGSHORE_SERVER."""
+    programs: list[Program] = []
+
+    def start(code: str, **environment: str) -> Program:
+        started = Program(code, tmp_path, LONGSHORE_SERVER=server.url, **environment)
+        programs.append(started)
+        return started
+
+    yield start
+    for started in programs:
+        started.close()

@@ -1,0 +1,200 @@
+"""What survives: killed workers, lost replies, and a server that cannot be reached."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from longshore import Context, Longshore
+
+from .conftest import Program, RunningServer, eventually
+from .proxy import Proxy
+
+JOBS = 5_000
+KILLS = 5
+
+KILLED_WORKER = """
+    import asyncio, os
+    from longshore import Context, Longshore
+
+    ls = Longshore()
+    # One write per attempt that ends, with O_APPEND: a line is written completely or not at all.
+    effects = os.open("effects.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    @ls.job("{kind}", queue="{queue}")
+    async def job(n: int, *, ctx: Context) -> int:
+        await asyncio.sleep(0.002)
+        os.write(effects, f"{{n}} {{ctx.lease_no}}\\n".encode())
+        return n
+
+    if __name__ == "__main__":
+        ls.work(concurrency=20, stale_after=3.0)
+"""
+
+
+def announce(ls: Longshore, kind: str, queue: str) -> Any:
+    @ls.job(kind, queue=queue)
+    async def job(n: int) -> int:
+        return -1
+
+    with ls.worker(queues=["nothing-here"]) as worker:
+        assert worker.wait_until_registered()
+    return job
+
+
+def test_five_kills_lose_nothing_and_settle_nothing_twice(
+    server: RunningServer, ls: Longshore, queue: str, program: Callable[..., Program], tmp_path: Path
+) -> None:
+    kind = f"killed-{queue}"
+    job = announce(ls, kind, queue)
+    ls.sync.enqueue_many(job.new(n=n) for n in range(JOBS))
+    code = KILLED_WORKER.format(kind=kind, queue=queue)
+    workers = [program(code) for _ in range(2)]
+    effects = tmp_path / "effects.log"
+
+    def has_ended(count: int) -> bool:
+        return effects.exists() and effects.read_bytes().count(b"\n") > count
+
+    for kill in range(1, KILLS + 1):
+        eventually(
+            functools.partial(has_ended, JOBS * kill // (KILLS + 2)), f"progress before kill {kill}", timeout=120
+        )
+        victim = workers[kill % 2]
+        victim.signal(signal.SIGKILL)
+        victim.wait()
+        victim.start()
+
+    def is_done() -> bool:
+        waiting = ls.sync.list_jobs(queue=queue, status=["queued", "running", "retrying"], limit=1)
+        return not waiting.jobs and waiting.cursor is None
+
+    eventually(is_done, "all jobs end", timeout=180)
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    # Nothing is lost: every job has succeeded with its own result.
+    seen = set()
+    interruptions = 0
+    for stored in ls.sync.jobs(queue=queue, limit=200):
+        assert stored["status"] == "succeeded", stored
+        assert stored["result"] == stored["payload"]["n"]
+        assert stored["attempts"] == 1
+        seen.add(stored["payload"]["n"])
+        interruptions += stored["interruptions"]
+    assert seen == set(range(JOBS))
+    assert interruptions > 0, "no kill hit a running job"
+    # Nothing is settled twice: a job ran again only if its worker was killed before the settle was stored.
+    runs = collections.Counter(line.split()[0] for line in effects.read_text().splitlines())
+    assert set(map(int, runs)) == set(range(JOBS))
+    leases = {tuple(line.split()) for line in effects.read_text().splitlines()}
+    assert len(leases) == sum(runs.values()), "an attempt ran twice with one lease"
+    repeated = sum(count - 1 for count in runs.values())
+    assert repeated <= KILLS * 600, f"{repeated} jobs were repeated"
+    server.check()
+
+
+def test_lost_replies_lose_no_job_and_repeat_no_job(server: RunningServer, queue: str) -> None:
+    with Proxy(server.url) as proxy:
+        ls = Longshore(proxy.url)
+        runs: collections.Counter[int] = collections.Counter()
+
+        @ls.job(f"cut-{queue}", queue=queue)
+        async def job(n: int, *, ctx: Context) -> int:
+            assert await ctx.step("once", lambda: n) == n
+            runs[n] += 1
+            return n
+
+        with ls.worker(concurrency=10) as worker:
+            assert worker.wait_until_registered()
+            proxy.cut_every(4)
+            ids = [entry.id for entry in ls.sync.enqueue_many(job.new(n=n) for n in range(300))]
+            for id in ids:
+                assert ls.sync.wait(id, timeout=60)["status"] == "succeeded"
+            proxy.cut_every(0)
+        assert proxy.cut > 10
+        # A job whose lease was lost with the reply is released and runs once; a settle that was lost is repeated.
+        assert set(runs) == set(range(300))
+        assert sum(runs.values()) == 300
+        assert all(stored["attempts"] == 1 for stored in ls.sync.jobs(queue=queue, limit=200))
+
+
+def test_a_worker_without_contact_stops_its_handlers_and_continues_afterwards(
+    server: RunningServer, queue: str
+) -> None:
+    with Proxy(server.url) as proxy:
+        ls = Longshore(proxy.url)
+        started = threading.Event()
+        reasons: list[str | None] = []
+
+        @ls.job(f"silent-{queue}", queue=queue)
+        async def handler(*, ctx: Context) -> int:
+            started.set()
+            if ctx.lease_no == 1:
+                try:
+                    await ctx.cancelled.wait_async()
+                finally:
+                    reasons.append(ctx.cancelled.reason)
+            return ctx.lease_no
+
+        with ls.worker(stale_after=3.0) as worker:
+            assert worker.wait_until_registered()
+            handle = Longshore(server.url).sync.enqueue(handler.new())
+            assert started.wait(20)
+            before = time.monotonic()
+            proxy.go_silent()
+            eventually(lambda: reasons, "the handler is stopped")
+            assert time.monotonic() - before < 3.0, "another worker may have the job by now"
+            proxy.recover()
+            assert Longshore(server.url).sync.result(handle.id, timeout=30) >= 2
+        assert reasons == ["lease_lost"]
+
+
+def test_a_worker_that_was_declared_dead_registers_again(server: RunningServer, queue: str) -> None:
+    with Proxy(server.url) as proxy:
+        ls, direct = Longshore(proxy.url), Longshore(server.url)
+
+        @ls.job(f"dead-{queue}", queue=queue)
+        async def job() -> str:
+            return "ran"
+
+        with ls.worker(stale_after=3.0) as worker:
+            assert worker.wait_until_registered()
+            first = worker.id
+
+            def is_alive() -> bool:
+                return any(entry["id"] == first and entry["dead_at"] is None for entry in direct.sync.workers())
+
+            assert is_alive()
+            # Without connections: the server keeps a worker alive while one of its calls waits.
+            proxy.go_dark()
+            eventually(lambda: not is_alive(), "the server declares the worker dead", timeout=60)
+            proxy.recover()
+            handle = direct.sync.enqueue(job.new())
+            assert direct.sync.result(handle.id, timeout=30) == "ran"
+            assert worker.id not in (None, first)
+
+
+def test_random_disconnects_do_not_stop_a_worker(server: RunningServer, queue: str) -> None:
+    with Proxy(server.url) as proxy:
+        ls = Longshore(proxy.url)
+
+        @ls.job(f"disconnects-{queue}", queue=queue)
+        async def job(n: int) -> int:
+            return n
+
+        direct = Longshore(server.url)
+        with ls.worker() as worker:
+            assert worker.wait_until_registered()
+            for round in range(10):
+                ids = [entry.id for entry in direct.sync.enqueue_many(job.new(n=n) for n in range(20))]
+                time.sleep(random.uniform(0, 0.02))
+                proxy.disconnect()
+                for id in ids:
+                    assert direct.sync.wait(id, timeout=30)["status"] == "succeeded", round
