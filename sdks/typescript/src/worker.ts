@@ -1,0 +1,478 @@
+/**
+ * The worker: runs handlers on the main thread and drives the I/O thread (`io.ts`), which talks to the
+ * server. Owns the slots, the timeouts and the shutdown.
+ */
+
+import { hostname } from "node:os";
+import { performance } from "node:perf_hooks";
+import { Worker as Thread } from "node:worker_threads";
+import { Attempt, type Ending, settleJson } from "./attempt.js";
+import type { Longshore } from "./client.js";
+import { errorFromReply, LongshoreError, UnavailableError, ValidationError } from "./errors.js";
+import { decodeJson } from "./json.js";
+import type {
+  JoinReply,
+  JournaledStep,
+  Lease,
+  LeasedJob,
+  NewWait,
+  Saved,
+  TaskInput,
+  WaitReply,
+} from "./lease.js";
+import {
+  type FromIo,
+  type HandlerCall,
+  type IoSettings,
+  type Operation,
+  SLOTS,
+  type ToIo,
+  tryStart,
+} from "./messages.js";
+import { VERSION } from "./version.js";
+import type { components } from "./wire.js";
+
+export interface WorkOptions {
+  /** How many jobs run at once; 10 by default, at most 500. */
+  concurrency?: number | undefined;
+  /** The queues to take jobs from; by default those of the jobs that are defined. */
+  queues?: string[] | undefined;
+  /** The name of the worker, for people; host name and process id by default. */
+  name?: string | undefined;
+  /** How many seconds running jobs may continue after the worker was asked to stop; 30 by default. */
+  grace?: number | undefined;
+  /** Seconds without a call until the server declares the worker dead; 60 by default, at least 3. */
+  staleAfter?: number | undefined;
+  /** Stops the worker. */
+  signal?: AbortSignal | undefined;
+  /** Whether SIGTERM and SIGINT stop the worker; true by default. */
+  handleSignals?: boolean | undefined;
+  /** Receives what the worker reports. By default, warnings and errors go to the console. */
+  log?: ((entry: LogEntry) => void) | undefined;
+  /** Called when the worker is registered and takes jobs. */
+  onReady?: ((workerId: string) => void) | undefined;
+}
+
+export interface LogEntry {
+  level: "info" | "warn" | "error";
+  message: string;
+  jobId?: string;
+  kind?: string;
+  error?: unknown;
+}
+
+const MAX_CONCURRENCY = 500;
+/** How long a handler may continue after its timeout has fired its signal. */
+const AFTER_TIMEOUT_MS = 1_000;
+/** How long handlers may continue after the grace period has fired their signals. */
+const AFTER_GRACE_MS = 2_000;
+const CHECK_TIMEOUTS_EVERY_MS = 50;
+
+/** Runs the jobs of a client until it is asked to stop. */
+export async function runWorker(client: Longshore, options: WorkOptions): Promise<void> {
+  const runner = new Runner(client, options);
+  const stop = () => runner.stop();
+  const signals = options.handleSignals === false ? [] : (["SIGTERM", "SIGINT"] as const);
+  for (const name of signals) process.on(name, stop);
+  options.signal?.addEventListener("abort", stop);
+  if (options.signal?.aborted) stop();
+  try {
+    await runner.done;
+  } finally {
+    for (const name of signals) process.off(name, stop);
+    options.signal?.removeEventListener("abort", stop);
+  }
+}
+
+interface Waiting {
+  leased: LeasedJob;
+  seq: number;
+  slot: number;
+  mayHaveBigInts: boolean;
+}
+
+class Runner {
+  /** Resolves when the worker has stopped, and rejects if it cannot work. */
+  readonly done: Promise<void>;
+  readonly #client: Longshore;
+  readonly #options: WorkOptions;
+  readonly #concurrency: number;
+  readonly #thread: Thread;
+  readonly #slots: Int32Array;
+  #resolve!: () => void;
+  #reject!: (error: Error) => void;
+
+  /** Jobs that are delivered and not started, from `#first` on. */
+  #buffer: Waiting[] = [];
+  #first = 0;
+  readonly #running = new Map<number, Attempt>();
+  /** Jobs that were cancelled before they started here. */
+  readonly #cancelled = new Set<number>();
+  readonly #calls = new Map<number, { resolve: (text: string) => void; reject: (error: Error) => void }>();
+  #nextCall = 1;
+
+  #outbox: ToIo = {};
+  #flushScheduled = false;
+  #busySince = 0;
+  #stopping = false;
+  #ended = false;
+  #checks: NodeJS.Timeout;
+  #drained: (() => void) | undefined;
+  #hurry: (() => void) | undefined;
+
+  constructor(client: Longshore, options: WorkOptions) {
+    this.#client = client;
+    this.#options = options;
+    this.#concurrency = options.concurrency ?? 10;
+    const settings = settingsOf(client, options, this.#concurrency);
+    this.#slots = new Int32Array(settings.slots);
+    this.done = new Promise((resolve, reject) => {
+      this.#resolve = resolve;
+      this.#reject = reject;
+    });
+    this.#thread = new Thread(new URL("./io.js", import.meta.url), {
+      workerData: settings,
+      name: "longshore-io",
+    });
+    this.#thread.on("message", (message: FromIo) => this.#receive(message));
+    this.#thread.on("error", (error) => this.#fail(error));
+    this.#thread.on("exit", () => {
+      if (!this.#ended) this.#fail(new LongshoreError("internal", "the I/O thread of the worker ended"));
+    });
+    this.#checks = setInterval(() => this.#checkTimeouts(), CHECK_TIMEOUTS_EVERY_MS);
+  }
+
+  #receive(message: FromIo): void {
+    switch (message.what) {
+      case "jobs":
+        return this.#deliver(message.text, message.seqs, message.slots);
+      case "stop":
+        for (const { seq, why } of message.leases) {
+          const attempt = this.#running.get(seq);
+          if (attempt) attempt.stop(why);
+          else if (why === "cancel") this.#cancelled.add(seq);
+        }
+        return;
+      case "reply":
+        return this.#takeCall(message.call)?.resolve(message.text);
+      case "refusal": {
+        const error = errorFromReply(
+          message.status,
+          { error: message.slug, message: message.message },
+          undefined,
+        );
+        return this.#takeCall(message.call)?.reject(error);
+      }
+      case "registered":
+        this.#log({ level: "info", message: `registered as worker ${message.workerId}` });
+        return this.#options.onReady?.(message.workerId);
+      case "ping":
+        this.#outbox.pong = true;
+        return this.#flushSoon();
+      case "log":
+        return this.#log({ level: message.level, message: message.message });
+      case "failed":
+        return this.#fail(
+          errorFromReply(message.status, { error: message.slug, message: message.message }, undefined),
+        );
+      case "finished":
+        return this.#end();
+    }
+  }
+
+  #deliver(text: string, seqs: number[], slots: number[]): void {
+    const decoded = decodeJson(text);
+    const { jobs } = decoded.value as components["schemas"]["LeaseResponse"];
+    let last = this.#buffer.at(-1)?.leased.priority ?? Number.POSITIVE_INFINITY;
+    let sorted = true;
+    jobs.forEach((leased, index) => {
+      this.#buffer.push({
+        leased,
+        seq: seqs[index]!,
+        slot: slots[index]!,
+        mayHaveBigInts: decoded.hasBigInts,
+      });
+      sorted &&= leased.priority <= last;
+      last = leased.priority;
+    });
+    if (!sorted) {
+      // A due job of higher priority starts before the jobs that wait here.
+      this.#buffer = this.#buffer.slice(this.#first).sort((a, b) => b.leased.priority - a.leased.priority);
+      this.#first = 0;
+    }
+    this.#startNext();
+  }
+
+  #starting = false;
+
+  #startNext(): void {
+    // A handler that returns at once ends its attempt inside of this loop.
+    if (this.#starting) return;
+    this.#starting = true;
+    while (this.#running.size < this.#concurrency && this.#first < this.#buffer.length) {
+      const next = this.#buffer[this.#first]!;
+      this.#first += 1;
+      this.#start(next);
+    }
+    if (this.#first === this.#buffer.length && this.#first > 0) {
+      this.#buffer = [];
+      this.#first = 0;
+    }
+    this.#starting = false;
+  }
+
+  #start({ leased, seq, slot, mayHaveBigInts }: Waiting): void {
+    const cancelled = this.#cancelled.delete(seq);
+    // The I/O thread has released the job if this fails.
+    if (!tryStart(this.#slots, slot, seq)) return;
+    if (cancelled) {
+      return this.#report(seq, settleJson(leased.id, leased.lease_no, { outcome: "cancelled" }));
+    }
+    const job = this.#client.jobs.get(leased.kind);
+    if (!job) {
+      // The worker names its kinds, so the server does not send others.
+      const error = `job kind \`${leased.kind}\` has no handler in this worker; define it before work() is called`;
+      this.#report(seq, settleJson(leased.id, leased.lease_no, { outcome: "failed", error }));
+      return;
+    }
+    if (this.#running.size === 0) this.#busySince = performance.now();
+    const attempt = new Attempt(job, leased, this.#leaseOf(seq), (ended, ending) =>
+      this.#finishAttempt(seq, ended, ending),
+    );
+    if (leased.timeout_seconds !== null) attempt.deadline = performance.now() + leased.timeout_seconds * 1000;
+    this.#running.set(seq, attempt);
+    attempt.start(mayHaveBigInts ? "possible" : "none");
+  }
+
+  #finishAttempt(seq: number, attempt: Attempt, ending: Ending | undefined): void {
+    this.#running.delete(seq);
+    if (this.#running.size === 0) this.#countBusyTime();
+    this.#outbox.ended = (this.#outbox.ended ?? 0) + 1;
+    const { leased } = attempt.ctx;
+    if (ending) {
+      this.#report(seq, settleJson(leased.id, leased.lease_no, ending));
+      if (ending.outcome === "failed") {
+        const message = `attempt ${leased.attempt} of ${leased.max_attempts} failed: ${ending.error ?? ""}`;
+        this.#log({ level: "warn", message, jobId: leased.id, kind: leased.kind, error: ending.thrown });
+      }
+    } else {
+      (this.#outbox.dropped ??= []).push(seq);
+      this.#flushSoon();
+    }
+    this.#startNext();
+    if (this.#running.size === 0) this.#drained?.();
+  }
+
+  #countBusyTime(): void {
+    const now = performance.now();
+    this.#outbox.busyMs = (this.#outbox.busyMs ?? 0) + (now - this.#busySince);
+    this.#busySince = now;
+  }
+
+  #report(seq: number, json: string): void {
+    (this.#outbox.settle ??= []).push({ seq, json });
+    this.#flushSoon();
+  }
+
+  /** Sends messages to the I/O thread once per turn of the event loop. */
+  #flushSoon(): void {
+    if (this.#flushScheduled) return;
+    this.#flushScheduled = true;
+    setImmediate(() => this.#flush());
+  }
+
+  #flush(): void {
+    this.#flushScheduled = false;
+    if (this.#running.size > 0) this.#countBusyTime();
+    const message = this.#outbox;
+    this.#outbox = {};
+    this.#thread.postMessage(message);
+  }
+
+  #leaseOf(seq: number): Lease {
+    return new RemoteLease(seq, this.#send);
+  }
+
+  readonly #send: IoCalls = {
+    progress: (seq: number, json: string): void => {
+      (this.#outbox.progress ??= []).push({ seq, json });
+      this.#flushSoon();
+    },
+    call: (make: (call: number) => HandlerCall): Promise<string> => {
+      const call = this.#nextCall++;
+      (this.#outbox.calls ??= []).push(make(call));
+      this.#flushSoon();
+      return new Promise((resolve, reject) => this.#calls.set(call, { resolve, reject }));
+    },
+  };
+
+  #takeCall(call: number) {
+    const found = this.#calls.get(call);
+    this.#calls.delete(call);
+    return found;
+  }
+
+  #checkTimeouts(): void {
+    const now = performance.now();
+    for (const attempt of this.#running.values()) {
+      if (now < attempt.deadline) continue;
+      if (attempt.ctx.stopped?.why === "timeout") {
+        attempt.abandon();
+      } else {
+        attempt.stop("timeout");
+        attempt.deadline = now + AFTER_TIMEOUT_MS;
+      }
+    }
+  }
+
+  /** Stops the worker. A second call ends the grace period. */
+  stop(): void {
+    if (this.#stopping) return this.#hurry?.();
+    this.#stopping = true;
+    this.#buffer = [];
+    this.#first = 0;
+    this.#thread.postMessage({ command: "stop" } satisfies ToIo);
+    void this.#drain();
+  }
+
+  async #drain(): Promise<void> {
+    const grace = (this.#options.grace ?? 30) * 1000;
+    if (!(await this.#drainWithin(grace))) {
+      for (const attempt of this.#running.values()) attempt.stop("shutdown");
+      if (!(await this.#drainWithin(AFTER_GRACE_MS))) {
+        for (const attempt of [...this.#running.values()]) attempt.abandon();
+      }
+    }
+    if (this.#ended) return;
+    this.#flush();
+    this.#thread.postMessage({ command: "finish" } satisfies ToIo);
+  }
+
+  /** Whether all attempts have ended within this time. */
+  #drainWithin(ms: number): Promise<boolean> {
+    if (this.#running.size === 0) return Promise.resolve(true);
+    return new Promise((resolve) => {
+      const timer = setTimeout(() => resolve(false), ms);
+      const finish = (drained: boolean) => {
+        clearTimeout(timer);
+        resolve(drained);
+      };
+      this.#drained = () => finish(true);
+      this.#hurry = () => finish(false);
+    });
+  }
+
+  #fail(error: Error): void {
+    if (this.#ended) return;
+    for (const attempt of [...this.#running.values()]) attempt.stop("lease_lost");
+    this.#close();
+    this.#reject(error);
+  }
+
+  #end(): void {
+    if (this.#ended) return;
+    this.#close();
+    this.#resolve();
+  }
+
+  #close(): void {
+    this.#ended = true;
+    clearInterval(this.#checks);
+    const gone = new UnavailableError("connection", "the worker has stopped");
+    for (const { reject } of this.#calls.values()) reject(gone);
+    this.#calls.clear();
+    void this.#thread.terminate();
+  }
+
+  #log(entry: LogEntry): void {
+    if (this.#options.log) return this.#options.log(entry);
+    if (entry.level === "info") return;
+    const job = entry.jobId === undefined ? "" : ` (${entry.kind} ${entry.jobId})`;
+    const write = entry.level === "error" ? console.error : console.warn;
+    write(`longshore: ${entry.message}${job}`);
+  }
+}
+
+interface IoCalls {
+  progress(seq: number, json: string): void;
+  call(make: (call: number) => HandlerCall): Promise<string>;
+}
+
+/** The lease of one attempt, through the I/O thread. */
+class RemoteLease implements Lease {
+  readonly #seq: number;
+  readonly #io: IoCalls;
+
+  constructor(seq: number, io: IoCalls) {
+    this.#seq = seq;
+    this.#io = io;
+  }
+
+  progress(json: string): void {
+    this.#io.progress(this.#seq, json);
+  }
+
+  async saveStep(name: string, json: string): Promise<Saved> {
+    const text = await this.#io.call((call) => ({ call, seq: this.#seq, what: "step", name, json }));
+    return (JSON.parse(text) as { saved: Saved }).saved;
+  }
+
+  async saveCheckpoint(json: string): Promise<Saved> {
+    const text = await this.#io.call((call) => ({ call, seq: this.#seq, what: "checkpoint", json }));
+    return (JSON.parse(text) as { saved: Saved }).saved;
+  }
+
+  async journal(): Promise<JournaledStep[]> {
+    return (await this.#operate<{ steps: JournaledStep[] }>("journal", {})).steps;
+  }
+
+  async wait(waits: NewWait[]): Promise<WaitReply> {
+    return this.#operate<WaitReply>("wait", { waits });
+  }
+
+  async inputs(): Promise<TaskInput[]> {
+    return (await this.#operate<{ inputs: TaskInput[] }>("inputs", {})).inputs;
+  }
+
+  async spawn(name: string, jobs: string[]): Promise<Saved> {
+    const json = `,"name":${JSON.stringify(name)},"jobs":[${jobs.join(",")}]`;
+    const text = await this.#io.call((call) => ({ call, seq: this.#seq, what: "spawn", json }));
+    return (JSON.parse(text) as { status: Saved }).status;
+  }
+
+  async join(name: string, after: string | null): Promise<JoinReply> {
+    return this.#operate<JoinReply>("join", { name, after, limit: 1000 });
+  }
+
+  async #operate<T>(what: Operation, fields: Record<string, unknown>): Promise<T> {
+    const body = JSON.stringify(fields).slice(1, -1);
+    const json = body === "" ? "" : `,${body}`;
+    return decodeJson(await this.#io.call((call) => ({ call, seq: this.#seq, what, json }))).value as T;
+  }
+}
+
+function settingsOf(client: Longshore, options: WorkOptions, concurrency: number): IoSettings {
+  if (!Number.isInteger(concurrency) || concurrency < 1 || concurrency > MAX_CONCURRENCY) {
+    throw new ValidationError(`concurrency: ${concurrency} is out of range; use 1 to ${MAX_CONCURRENCY}`);
+  }
+  if (client.jobs.size === 0) {
+    throw new ValidationError("work: no job is defined; import the modules that call job() before work()");
+  }
+  const staleAfter = options.staleAfter ?? 60;
+  if (!(staleAfter >= 3 && staleAfter <= 3600)) {
+    throw new ValidationError(`staleAfter: ${staleAfter} is out of range; use 3 to 3600 seconds`);
+  }
+  const jobs = [...client.jobs.values()];
+  return {
+    server: client.server,
+    token: client.token,
+    slots: new SharedArrayBuffer(SLOTS * 4),
+    concurrency,
+    queues: options.queues ?? [...new Set(jobs.map((job) => job.options.queue ?? "default"))],
+    kinds: jobs.map((job) => job.name),
+    announce: jobs.map((job) => job.announcement()),
+    name: options.name ?? `${hostname()}-${process.pid}`.slice(0, 128),
+    version: `longshore-typescript ${VERSION}`,
+    staleAfterSeconds: staleAfter,
+  };
+}

@@ -1,0 +1,232 @@
+/** The client against a real server. */
+
+import assert from "node:assert/strict";
+import { createServer } from "node:http";
+import { test } from "node:test";
+import {
+  ConflictError,
+  Longshore,
+  NotFoundError,
+  newId,
+  UnavailableError,
+  ValidationError,
+} from "../src/index.js";
+import { client, onEachEngine, unique, until } from "./support.js";
+
+onEachEngine((server) => {
+  test("options of an enqueue override those of the kind", async () => {
+    const ls = client(server());
+    const kind = unique("kind");
+    const job = ls.declare<{ n: number }>(kind, {
+      queue: "mail",
+      priority: 3,
+      maxAttempts: 5,
+      timeout: 60,
+      retry: { policy: "fixed", delayMs: 1500 },
+    });
+    const plain = await (await job.enqueue({ n: 1 })).get();
+    assert.deepEqual(
+      [plain.queue, plain.priority, plain.maxAttempts, plain.timeoutSeconds, plain.retry],
+      ["mail", 3, 5, 60, { policy: "fixed", delayMs: 1500 }],
+    );
+    const runAt = new Date(Date.now() + 3_600_000);
+    const set = await (
+      await job.enqueue(
+        { n: 2 },
+        {
+          queue: "other",
+          priority: -1,
+          maxAttempts: 1,
+          timeout: "none",
+          retry: { policy: "none" },
+          runAt,
+          group: "acme",
+          tags: ["a"],
+          flags: ["b"],
+          context: "why",
+          metadata: { user_id: 1 },
+          uniqueKey: unique("key"),
+        },
+      )
+    ).get();
+    assert.deepEqual(
+      [
+        set.queue,
+        set.priority,
+        set.maxAttempts,
+        set.timeoutSeconds,
+        set.retry,
+        set.group,
+        set.tags,
+        set.flags,
+        set.context,
+        set.metadata,
+      ],
+      ["other", -1, 1, null, { policy: "none" }, "acme", ["a"], ["b"], "why", { user_id: 1 }],
+    );
+    assert.equal(new Date(set.runAt).getTime(), runAt.getTime());
+    await assert.rejects(job.enqueue({ n: 3 }, { delay: 1, runAt }), /delay: runAt is also set/);
+  });
+
+  test("keys and ids return the first job", async () => {
+    const ls = client(server());
+    const job = ls.declare<number>(unique("kind"));
+    const id = newId();
+    const first = await job.enqueue(1, { id });
+    assert.equal(first.id, id);
+    assert.equal((await job.enqueue(2, { id })).enqueuedAs, "existing");
+    assert.deepEqual((await first.get()).payload, 1);
+    const uniqueKey = unique("key");
+    const keyed = await job.enqueue(1, { uniqueKey, delay: 60 });
+    const replaced = await job.enqueue(2, { uniqueKey, uniqueMode: "replace", delay: 60 });
+    assert.deepEqual([replaced.id, replaced.enqueuedAs], [keyed.id, "replaced"]);
+    const idempotencyKey = unique("key");
+    const one = await job.enqueue(1, { idempotencyKey });
+    assert.deepEqual((await job.enqueue(2, { idempotencyKey })).id, one.id);
+  });
+
+  test("many jobs are enqueued in batches, and refused ones are named", async () => {
+    const ls = client(server());
+    const job = ls.declare<number>(unique("kind"));
+    const handles = await job.enqueueMany(Array.from({ length: 2_500 }, (_, n) => n));
+    assert.equal(new Set(handles.map(({ id }) => id)).size, 2_500);
+    assert.equal((await handles[2_345]?.get())?.payload, 2_345);
+    let listed = 0;
+    for await (const each of ls.list({ kind: job.name, limit: 450 })) {
+      assert.equal(each.payload, 2_499 - listed);
+      listed += 1;
+    }
+    assert.equal(listed, 450);
+    const bad = ls.enqueueMany([job.request(1), job.request(2, { priority: 100_000 })]);
+    await assert.rejects(
+      bad,
+      (error) => error instanceof ValidationError && /job 1 of 2: .*priority/.test(error.message),
+    );
+  });
+
+  test("jobs are cancelled, retried, explained and deleted", async () => {
+    const ls = client(server());
+    const job = ls.declare<number>(unique("kind"), { queue: unique("queue") });
+    const handle = await job.enqueue(1, { delay: 3600 });
+    assert.match((await handle.explain()).message, /no live worker/);
+    await assert.rejects(handle.delete(), ConflictError);
+    assert.equal(await handle.cancel(), "cancelled");
+    await assert.rejects(
+      handle.cancel(),
+      (error) => error instanceof ConflictError && error.jobStatus === "cancelled",
+    );
+    await assert.rejects(handle.result(), { name: "JobCancelledError" });
+    assert.equal((await handle.retry()).status, "queued");
+    await handle.cancel();
+    await handle.delete();
+    await assert.rejects(handle.get(), (error) => error instanceof NotFoundError && error.status === 404);
+    const waiting = await job.enqueue(2);
+    await assert.rejects(waiting.result({ timeout: 0.2 }), { name: "TimeoutError", slug: "timeout" });
+  });
+
+  test("many waiting calls delay no other call", async () => {
+    const ls = client(server());
+    const job = ls.declare<number>(unique("kind"));
+    const handles = await job.enqueueMany(Array.from({ length: 300 }, (_, n) => n));
+    const ended = Promise.all(handles.map((handle) => handle.wait({ timeout: 120 })));
+    const before = Date.now();
+    await Promise.all(handles.map((handle) => handle.cancel()));
+    assert.ok((await ended).every(({ status }) => status === "cancelled"));
+    // If the cancels wait for the other calls, this takes longer than 90 s.
+    assert.ok(Date.now() - before < 60_000, `took ${Date.now() - before} ms`);
+  });
+
+  test("queues, schedules and events can be changed", async () => {
+    const ls = client(server());
+    const queue = unique("queue");
+    const job = ls.declare<{ n: number }>(unique("kind"), { queue });
+    await job.enqueue({ n: 1 }, { delay: 3600 });
+    assert.equal((await ls.queues.pause(queue)).paused, true);
+    assert.equal((await ls.queues.resume(queue)).paused, false);
+    assert.equal((await ls.queues.limit(queue, 3)).limit, 3);
+    assert.ok((await ls.queues.list()).some(({ name, limit }) => name === queue && limit === 3));
+    const name = unique("nightly");
+    const put = await ls.cron.put(
+      name,
+      { cron: "30 2 * * *", zone: "Europe/Berlin", missed: "skip" },
+      job.request({ n: 2 }),
+    );
+    assert.deepEqual(
+      [put.cron, put.zone, put.job?.payload, put.job?.queue],
+      ["30 2 * * *", "Europe/Berlin", { n: 2 }, queue],
+    );
+    assert.equal((await ls.cron.pause(name)).paused, true);
+    assert.ok((await ls.cron.list()).some((each) => each.name === name));
+    await ls.cron.delete(name);
+    await assert.rejects(ls.cron.get(name), NotFoundError);
+    const event = unique("event");
+    assert.deepEqual((await ls.emit(event, { by: "ada" })).payload, { by: "ada" });
+    assert.deepEqual((await ls.emit(event, { by: "bob" })).payload, { by: "ada" }, "the first event wins");
+  });
+
+  test("flows grow, are sealed, cancelled and retried", async () => {
+    const ls = client(server());
+    const job = ls.declare<number>(unique("kind"));
+    const flow = await ls.flow("newsletter").open().idempotencyKey(unique("key")).start();
+    await ls.addToFlow(
+      flow.id,
+      [1, 2, 3].map((n) => job.request(n)),
+    );
+    assert.deepEqual([(await ls.sealFlow(flow.id)).members, (await ls.flowTasks(flow.id)).length], [3, 3]);
+    await ls.cancelFlow(flow.id);
+    await until("the end", async () => (await ls.getFlow(flow.id)).status === "cancelled");
+    await ls.retryFlow(flow.id);
+    await until("the retry", async () => (await ls.getFlow(flow.id)).status === "running");
+    const looped = ls
+      .flow("loop")
+      .task("a", job.request(1), { after: "b" })
+      .task("b", job.request(2), { after: { task: "a", condition: "ended" } })
+      .start();
+    await assert.rejects(looped, /wait for each other/);
+  });
+});
+
+test("an enqueue is repeated while the server is unavailable, and honours Retry-After", async () => {
+  const bodies: string[] = [];
+  const replies = [503, 429, 500, 201];
+  const at: number[] = [];
+  const http = createServer((request, response) => {
+    let body = "";
+    request.on("data", (chunk) => (body += chunk));
+    request.on("end", () => {
+      bodies.push(body);
+      at.push(Date.now());
+      const status = replies[bodies.length - 1] ?? 201;
+      if (status === 429) response.setHeader("retry-after", "1");
+      response.writeHead(status, { "content-type": "application/json" });
+      response.end(
+        JSON.stringify(status === 201 ? JSON.parse(body) : { error: "unavailable", message: "not now" }),
+      );
+    });
+  });
+  await new Promise<void>((resolve) => http.listen(0, "127.0.0.1", resolve));
+  const { port } = http.address() as { port: number };
+  const ls = new Longshore({ server: `http://127.0.0.1:${port}/prefix`, retryFor: 10 });
+  const handle = await ls.declare<number>("kind").enqueue(1);
+  assert.equal(bodies.length, 4);
+  assert.equal(new Set(bodies).size, 1, "every repetition has the same id");
+  assert.match(bodies[0] ?? "", new RegExp(handle.id));
+  assert.ok((at[2] ?? 0) - (at[1] ?? 0) >= 990, "waits for Retry-After");
+  ls.close();
+  http.close();
+});
+
+test("errors say what is wrong with the connection", async () => {
+  const none = new Longshore({ server: "http://127.0.0.1:9", retryFor: 0.1 });
+  const refused = none.declare<number>("kind").enqueue(1);
+  await assert.rejects(
+    refused,
+    (error) =>
+      error instanceof UnavailableError && error.slug === "connection" && /127.0.0.1:9/.test(error.message),
+  );
+  assert.throws(
+    () => new Longshore({ server: "localhost" }),
+    /server: `localhost` is not a URL; use one like/,
+  );
+  assert.throws(() => new Longshore({ server: "ftp://x" }), /server: `ftp:` is not supported/);
+});
