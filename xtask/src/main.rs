@@ -17,6 +17,7 @@ mod python;
 mod run;
 mod schemathesis;
 mod scratch_db;
+mod sdks;
 mod test;
 mod time_limit;
 
@@ -27,8 +28,8 @@ Longshore's project tasks. In a fresh clone, `cargo xtask test` runs all tests.
 
 Usage: cargo xtask <task> [arguments]
 
-  test [args]   Run the doctests, a short `schemathesis`, `clients`, `browser`, then
-                all other tests. Arguments go to `cargo nextest run` and narrow the
+  test [args]   Run the doctests, a short `schemathesis`, `clients`, `browser`, `sdks`,
+                then all other tests. Arguments go to `cargo nextest run` and narrow the
                 run to the other tests:
                     cargo xtask test
                     cargo xtask test late_settle
@@ -52,6 +53,12 @@ Usage: cargo xtask <task> [arguments]
                 writes pictures of every page to docs/images/dashboard. Needs Node.js
                 20 and Chromium; installs Debian's package if it may, and
                 playwright-core and axe-core from npm into target the first time.
+  sdks [python] [typescript]
+                Check the SDKs: lints, types, wire types against docs/openapi.json,
+                their tests on the real server with both engines, and an installation
+                of the wheel and the npm packages into empty environments. Needs
+                Python 3.10 and Node.js 20; installs packages from PyPI and npm the
+                first time.
   mutants [--check] [words]
                 Break the code on purpose, one rule at a time in a copy of the
                 tree, and verify that the conformance suite fails. Words narrow
@@ -96,6 +103,7 @@ enum Task {
     Schemathesis(schemathesis::Options),
     Clients,
     Browser(browser::Options),
+    Sdks(sdks::Options),
     Mutants(mutants::Options),
     Bench(Vec<OsString>),
     Pg(scratch_db::Action),
@@ -119,6 +127,7 @@ fn main() -> ExitCode {
         Task::Schemathesis(options) => schemathesis::schemathesis(&options),
         Task::Clients => clients::clients(),
         Task::Browser(options) => browser::browser(&options),
+        Task::Sdks(options) => sdks::sdks(&options),
         Task::Mutants(options) => mutants::mutants(&options),
         Task::Bench(args) => bench::bench(&args),
         Task::Pg(action) => scratch_db::run(action),
@@ -149,6 +158,7 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
         "clients" if args.is_empty() => Ok(Task::Clients),
         "clients" => Err("`clients` takes no arguments".into()),
         "browser" => browser::Options::parse(args).map(Task::Browser),
+        "sdks" => sdks::Options::parse(args).map(Task::Sdks),
         "mutants" => mutants::Options::parse(args).map(Task::Mutants),
         "bench" => {
             // `cargo xtask bench -- --help` works as with cargo: the dashes are not

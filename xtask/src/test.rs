@@ -8,7 +8,7 @@ use crate::{
     browser, clients, pgbouncer,
     postgres::{Binaries, Location, TemporaryCluster, Tuning},
     run::{self, Result, cargo, last_step, step},
-    schemathesis,
+    schemathesis, sdks,
 };
 
 const URL_VARIABLE: &str = "LONGSHORE_TEST_DATABASE_URL";
@@ -34,9 +34,10 @@ pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
         results.push(schemathesis::quick(&database));
         results.push(clients::quick());
         results.push(browser::quick(&database));
+        results.push(sdks::quick(&database));
     } else {
         eprintln!(
-            "==> doctests, schemathesis, clients and browser: SKIPPED, because arguments narrow the run"
+            "==> doctests, schemathesis, clients, browser and sdks: SKIPPED, because arguments narrow the run"
         );
     }
     results.push(last_step("tests", runner(args).env(URL_VARIABLE, database.url())));

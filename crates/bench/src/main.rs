@@ -20,6 +20,7 @@ mod postgres_server;
 mod raw_postgres;
 mod raw_sqlite;
 mod report;
+mod sdks;
 mod sqlite_files;
 mod table_size;
 mod views;
@@ -65,6 +66,9 @@ enum Benchmark {
     Flow(flow::Options),
     /// Every read-only page and list of the API, in tables with millions of jobs.
     Views(views::Options),
+    /// Workers over HTTP: draining a backlog and pick-up latency, with the library, a bare HTTP client
+    /// and worker processes of the SDKs.
+    Sdks(sdks::Options),
     /// The HTTP clients of `api`, which starts this command itself.
     #[command(hide = true)]
     Load(api::load_generator::Options),
@@ -133,6 +137,7 @@ fn main() -> Result<()> {
             Benchmark::Endurance(options) => endurance::run(&options).await,
             Benchmark::Api(options) => api::run(&options).await,
             Benchmark::Flow(options) => flow::run(&options).await,
+            Benchmark::Sdks(options) => sdks::run(&options).await,
             Benchmark::Views(options) => views::run(&options).await,
             Benchmark::Load(options) => api::load_generator::run(options).await,
         }

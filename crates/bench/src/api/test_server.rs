@@ -78,6 +78,7 @@ impl TestServer {
             .access(access)
             .hosts(["127.0.0.1"])
             .metrics(move || metrics.render())
+            .dashboard(longshore::api::Dashboard::new())
             .router();
         TestServer::start(router, (access == Access::Tokens).then_some(secret)).await
     }

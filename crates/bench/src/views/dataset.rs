@@ -7,15 +7,16 @@ use chrono::Utc;
 use serde_json::json;
 use uuid::Uuid;
 
+use super::history::fingerprint;
 use crate::Result;
 
-const MINUTE: i64 = 60 * 1_000_000;
-const HOUR: i64 = 60 * MINUTE;
-const DAY: i64 = 24 * HOUR;
-const ERROR: &str = "cannot reach the mail server: connection refused";
+pub(super) const MINUTE: i64 = 60 * 1_000_000;
+pub(super) const HOUR: i64 = 60 * MINUTE;
+pub(super) const DAY: i64 = 24 * HOUR;
+pub(super) const ERROR: &str = "cannot reach the mail server: connection refused";
 
 /// Kinds, their queues, and how many of a thousand jobs have each kind.
-const KINDS: [(&str, &str, u64); 8] = [
+pub(super) const KINDS: [(&str, &str, u64); 8] = [
     ("send_email", "mail", 400),
     ("send_receipt", "mail", 150),
     ("resize_image", "images", 200),
@@ -161,8 +162,8 @@ fn id_at(created: i64, n: u64) -> Uuid {
 /// Writes jobs to the tables of an engine, from the oldest to the newest.
 pub(super) trait TableWriter {
     async fn write(&mut self, job: &Job) -> Result<()>;
-    /// Writes the tallies, after all jobs.
-    async fn finish(self, tallies: &Tallies) -> Result<()>;
+    /// Writes the tallies, the history and the groups of failures, after all jobs.
+    async fn finish(self, tallies: &Tallies, now: i64) -> Result<()>;
 }
 
 /// Writes the whole dataset.
@@ -173,7 +174,7 @@ pub(super) async fn fill(dataset: &Dataset, mut writer: impl TableWriter) -> Res
         tallies.count(&job);
         writer.write(&job).await?;
     }
-    writer.finish(&tallies).await
+    writer.finish(&tallies, dataset.now).await
 }
 
 /// Counts of finished jobs: per minute for two hours, per hour for a week, and one total
@@ -227,6 +228,12 @@ impl Tallies {
 pub(super) fn failed_attempts(job: &Job) -> impl Iterator<Item = (u16, i64, i64, &'static str)> {
     let created = job.created;
     (1..=job.failures).map(move |nth| (nth, created + i64::from(nth), created + 1000 * i64::from(nth), ERROR))
+}
+
+/// The fingerprint of a job that failed for good.
+pub(super) fn failure(job: &Job) -> Option<i64> {
+    matches!(job.state, JobState::Finished { outcome: "failed_permanent", .. })
+        .then(|| fingerprint(job.kind, ERROR))
 }
 
 /// The error of the last failed attempt, if the job has failed.

@@ -9,7 +9,8 @@ use rusqlite::params;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
-use super::dataset::{Job, JobState, TableWriter, Tallies, failed_attempts, last_error};
+use super::dataset::{Job, JobState, TableWriter, Tallies, failed_attempts, failure, last_error};
+use super::history::{failure_groups, measures};
 use crate::{Result, raw_sqlite};
 
 /// Jobs per transaction.
@@ -23,7 +24,7 @@ const COPIES: [(&str, &str); 5] = [
     (
         "finished",
         "id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts, interruptions, \
-         last_error",
+         last_error, failure",
     ),
     (
         "ready",
@@ -66,6 +67,37 @@ impl PostgresWriter {
     }
 }
 
+impl PostgresWriter {
+    async fn write_history(&mut self, now: i64) -> Result<()> {
+        let mut rows = String::new();
+        for one in measures(now) {
+            let minute = time(one.minute);
+            writeln!(
+                rows,
+                "{minute}\t{}\t{}\t{}\t{}\t{}",
+                one.value, one.bucket, one.what, one.queue, one.kind
+            )?;
+        }
+        self.copy("measures (minute, value, bucket, what, queue, kind)", &rows).await?;
+        rows.clear();
+        let job = Uuid::nil();
+        for group in failure_groups(now) {
+            let (kind, seen) = (group.kind, time(group.last_seen));
+            let (fingerprint, attempts, error) = (group.fingerprint, group.attempts, &group.error);
+            writeln!(rows, "{fingerprint}\t{kind}\t{attempts}\t{seen}\t{seen}\t{job}\t{error}")?;
+        }
+        self.copy("failures (fingerprint, kind, attempts, first_seen, last_seen, job, error)", &rows).await
+    }
+
+    async fn copy(&mut self, table: &str, rows: &str) -> Result<()> {
+        let statement = format!("copy {}.{table} from stdin", self.schema);
+        let mut copy = self.connection.copy_in_raw(&statement).await?;
+        copy.send(rows.as_bytes()).await?;
+        copy.finish().await?;
+        Ok(())
+    }
+}
+
 fn time(micros: i64) -> String {
     DateTime::from_timestamp_micros(micros).unwrap_or_default().format("%Y-%m-%d %H:%M:%S%.6f+00").to_string()
 }
@@ -84,11 +116,12 @@ impl TableWriter for PostgresWriter {
         match job.state {
             JobState::Finished { outcome, started, finished: at } => writeln!(
                 finished,
-                "{id}\t{}\t{}\t{worker}\t1\t{outcome}\t{}\t3\t0\t{}",
+                "{id}\t{}\t{}\t{worker}\t1\t{outcome}\t{}\t3\t0\t{}\t{}",
                 time(started),
                 time(at),
                 failures.max(&1),
-                last_error(job).unwrap_or("\\N")
+                last_error(job).unwrap_or("\\N"),
+                failure(job).map_or_else(|| "\\N".into(), |failure| failure.to_string())
             )?,
             JobState::Waiting { run_at, interruptions } => writeln!(
                 ready,
@@ -117,8 +150,9 @@ impl TableWriter for PostgresWriter {
         Ok(())
     }
 
-    async fn finish(mut self, tallies: &Tallies) -> Result<()> {
+    async fn finish(mut self, tallies: &Tallies, now: i64) -> Result<()> {
         self.flush().await?;
+        self.write_history(now).await?;
         let mut rows = String::new();
         for (key, ended, kept) in tallies.rows() {
             let (minute, bucket) = (time(key.minute), key.run_bucket);
@@ -128,13 +162,7 @@ impl TableWriter for PostgresWriter {
                 key.outcome, key.level, key.queue, key.kind
             )?;
         }
-        let statement = format!(
-            "copy {}.tallies (minute, ended, kept, outcome, run_bucket, level, queue, kind) from stdin",
-            self.schema
-        );
-        let mut copy = self.connection.copy_in_raw(&statement).await?;
-        copy.send(rows.as_bytes()).await?;
-        copy.finish().await?;
+        self.copy("tallies (minute, ended, kept, outcome, run_bucket, level, queue, kind)", &rows).await?;
         let vacuum = format!("vacuum (analyze) {}.attempts", self.schema);
         sqlx::raw_sql(AssertSqlSafe(vacuum)).execute(&mut self.connection).await?;
         Ok(())
@@ -151,8 +179,8 @@ const INSERT_JOB: &str = "
 const INSERT_FINISHED: &str = "
     insert into finished
            (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-            interruptions, last_error)
-    values (?1, ?2, ?3, ?4, 1, ?5, ?6, 3, 0, ?7)";
+            interruptions, last_error, failure)
+    values (?1, ?2, ?3, ?4, 1, ?5, ?6, 3, 0, ?7, ?8)";
 
 const INSERT_READY: &str = "
     insert into ready
@@ -175,6 +203,16 @@ const INSERT_TALLY: &str = "
     insert into tallies
            (minute, queue, kind, outcome, run_bucket, ended, kept)
     values (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+
+const INSERT_MEASURE: &str = "
+    insert into measures
+           (minute, what, queue, kind, bucket, value)
+    values (?1, ?2, ?3, ?4, ?5, ?6)";
+
+const INSERT_FAILURE: &str = "
+    insert into failures
+           (fingerprint, kind, attempts, first_seen, last_seen, job, error)
+    values (?1, ?2, ?3, ?4, ?4, ?5, ?6)";
 
 pub(super) struct SqliteWriter {
     connection: rusqlite::Connection,
@@ -214,7 +252,8 @@ impl TableWriter for SqliteWriter {
                     worker,
                     outcome,
                     failures.max(&1),
-                    last_error(job)
+                    last_error(job),
+                    failure(job)
                 ])?
             }
             JobState::Waiting { run_at, interruptions } => {
@@ -244,7 +283,17 @@ impl TableWriter for SqliteWriter {
         Ok(())
     }
 
-    async fn finish(self, tallies: &Tallies) -> Result<()> {
+    async fn finish(self, tallies: &Tallies, now: i64) -> Result<()> {
+        for one in measures(now) {
+            let (what, queue, kind) = (one.what, one.queue, one.kind);
+            let row = params![one.minute, what, queue, kind, one.bucket, one.value];
+            self.connection.prepare_cached(INSERT_MEASURE)?.execute(row)?;
+        }
+        for group in failure_groups(now) {
+            let (kind, seen, job) = (group.kind, group.last_seen, Uuid::nil());
+            let row = params![group.fingerprint, kind, group.attempts, seen, job.as_bytes(), group.error];
+            self.connection.prepare_cached(INSERT_FAILURE)?.execute(row)?;
+        }
         for (key, ended, kept) in tallies.rows() {
             self.connection.prepare_cached(INSERT_TALLY)?.execute(params![
                 key.minute,
