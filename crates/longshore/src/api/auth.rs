@@ -275,8 +275,18 @@ fn sent_secret(headers: &HeaderMap) -> ApiResult<Secret<'_>> {
     })
 }
 
-/// The name of the cookie with the secret of a session.
-pub(super) const SESSION_COOKIE: &str = "longshore_session";
+/// The name of the cookie with the secret of a session. Browsers send the cookies of a host to all its ports, so the
+/// port is part of the name: two servers on one host would otherwise end each other's sessions.
+pub(super) fn session_cookie_name(headers: &HeaderMap) -> String {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    // An IPv6 address contains colons too, in brackets.
+    let port = host.rsplit_once(':').map(|(_, port)| port).filter(|port| port.parse::<u16>().is_ok());
+    match port {
+        Some(port) => format!("longshore_session_{port}"),
+        None => "longshore_session".to_owned(),
+    }
+}
+
 /// The pages of the dashboard send this header with every change. Forms and links of other sites cannot.
 pub(super) const PAGE_HEADER: &str = "longshore-session";
 
@@ -284,7 +294,8 @@ pub(super) const PAGE_HEADER: &str = "longshore-session";
 pub(super) fn session_cookie(headers: &HeaderMap) -> Option<&str> {
     let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.find(|(name, _)| *name == SESSION_COOKIE).map(|(_, secret)| secret)
+    let wanted = session_cookie_name(headers);
+    pairs.find(|(name, _)| *name == wanted).map(|(_, secret)| secret)
 }
 
 /// Browsers add cookies to requests of any page. Refuses a change in a session that no page of ours has made.

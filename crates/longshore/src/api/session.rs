@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Server;
-use super::auth::{Caller, SESSION_COOKIE, check_page, hash_session, session_cookie};
+use super::auth::{Caller, check_page, hash_session, session_cookie, session_cookie_name};
 use super::extract::Body;
 use super::problem::{ApiResult, ProblemBody};
 use crate::store::{NewSession, TokenRecord};
@@ -170,10 +170,9 @@ pub(super) async fn log_out(State(server): State<Server>, headers: HeaderMap) ->
 fn set_cookie(response: &mut Response, request: &HeaderMap, secret: &str, lasts: Duration) {
     let origin = request.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
     let secure = if origin.is_some_and(|origin| origin.starts_with("https://")) { "; Secure" } else { "" };
-    let cookie = format!(
-        "{SESSION_COOKIE}={secret}; Path=/; Max-Age={}; HttpOnly; SameSite=Strict{secure}",
-        lasts.as_secs()
-    );
+    let name = session_cookie_name(request);
+    let cookie =
+        format!("{name}={secret}; Path=/; Max-Age={}; HttpOnly; SameSite=Strict{secure}", lasts.as_secs());
     if let Ok(cookie) = HeaderValue::from_str(&cookie) {
         response.headers_mut().insert(header::SET_COOKIE, cookie);
     }

@@ -18,6 +18,7 @@ cases! {
     expired_sessions_are_removed,
     a_cookie_is_no_token_and_a_token_is_no_cookie,
     a_token_counts_more_than_a_cookie,
+    servers_on_two_ports_of_a_host_keep_their_own_sessions,
     bad_logins_are_refused,
     a_server_without_tokens_needs_no_session,
 }
@@ -46,7 +47,7 @@ async fn a_token_is_exchanged_for_a_cookie(fixture: Fixture) {
     let http = with_tokens_required(&fixture);
     let response = log_in(&http, &secret).await.expect_status(200);
     let sent = response.header("set-cookie").to_owned();
-    for part in ["longshore_session=", "HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=604800"] {
+    for part in ["longshore_session", "HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=604800"] {
         assert!(sent.contains(part), "{sent}");
     }
     assert!(!sent.contains("Secure") && !sent.contains(&secret), "{sent}");
@@ -148,9 +149,9 @@ async fn a_cookie_is_no_token_and_a_token_is_no_cookie(fixture: Fixture) {
     let (_, secret) = token(&fixture, Scope::Read, None).await;
     let http = with_tokens_required(&fixture);
     let cookie = cookie(&http, &secret).await;
-    let (_, session) = cookie.split_once('=').expect("a cookie");
+    let (name, session) = cookie.split_once('=').expect("a cookie");
     http.with_token(session).get("/jobs").await.expect_problem(401, "unauthorized", "unknown");
-    let sent = format!("longshore_session={secret}");
+    let sent = format!("{name}={secret}");
     get(&http, "/jobs", &sent).await.expect_problem(401, "unauthorized", "unknown");
 }
 
@@ -163,6 +164,28 @@ async fn a_token_counts_more_than_a_cookie(fixture: Fixture) {
     http.send("GET", "/jobs", &basic, "").await.expect_problem(401, "unauthorized", "Bearer");
     let others = format!("theme=dark; {cookie}; x=y");
     get(&http, "/jobs", &others).await.expect_status(200);
+}
+
+/// A browser keeps one cookie of each name for a host, whatever the port.
+async fn servers_on_two_ports_of_a_host_keep_their_own_sessions(fixture: Fixture) {
+    let (_, secret) = token(&fixture, Scope::Read, None).await;
+    let http = with_tokens_required(&fixture);
+    let body = json!({ "token": secret }).to_string();
+    let mut cookies = Vec::new();
+    for host in ["localhost:8080", "localhost:8081", "localhost", "[::1]:8080", "[::1]"] {
+        let headers = [("host", host), ("content-type", "application/json")];
+        let response = http.send("POST", "/session", &headers, &body).await.expect_status(200);
+        let cookie = response.header("set-cookie").split(';').next().expect("a cookie").to_owned();
+        let name = cookie.split('=').next().expect("a name").to_owned();
+        let same_host = [("host", host), ("cookie", cookie.as_str())];
+        http.send("GET", "/jobs", &same_host, "").await.expect_status(200);
+        cookies.push((name, cookie));
+    }
+    let names: Vec<&str> = cookies.iter().map(|(name, _)| name.as_str()).collect();
+    let [first, second, plain] = ["longshore_session_8080", "longshore_session_8081", "longshore_session"];
+    assert_eq!(names, [first, second, plain, first, plain]);
+    let of_another_port = [("host", "localhost:8081"), ("cookie", cookies[0].1.as_str())];
+    http.send("GET", "/jobs", &of_another_port, "").await.expect_problem(401, "unauthorized", "log in");
 }
 
 async fn bad_logins_are_refused(fixture: Fixture) {
