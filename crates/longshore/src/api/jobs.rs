@@ -84,6 +84,8 @@ pub(super) async fn get(
 const MAX_WAIT: std::time::Duration = std::time::Duration::from_secs(20);
 /// The maximum number of jobs that a pattern returns.
 const MAX_FOUND: u32 = 20;
+/// The number of matching jobs to look at for a token that covers only some queues.
+const MAX_EXAMINED: u32 = 200;
 
 /// The pattern of an id.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -110,7 +112,8 @@ pub(super) struct FoundJob {
     status: Status,
 }
 
-/// Finds jobs by a part of their id, oldest first, at most 20.
+/// Finds jobs by a part of their id, oldest first, at most 20. For a token that covers only some queues, the first 200
+/// matching jobs are examined.
 ///
 /// Tables show ids in a short form. Finding a job by it does not depend on the number of
 /// other jobs.
@@ -131,11 +134,13 @@ pub(super) async fn find(
     Query(query): Query<FindQuery>,
 ) -> ApiResult<Json<Vec<FoundJob>>> {
     let pattern = query.id.parse().map_err(Problem::in_url)?;
-    let ids = server.client.find(&pattern, MAX_FOUND).await?;
+    let examined = if caller.queues().is_some() { MAX_EXAMINED } else { MAX_FOUND };
+    let ids = server.client.find(&pattern, examined).await?;
     let found = server.client.glance(0, &ids).await?;
     let found = found.into_iter().filter(|job| caller.may_use(&job.queue).is_ok());
     Ok(Json(
         found
+            .take(MAX_FOUND as usize)
             .map(|job| FoundJob { id: job.id.0, kind: job.kind, queue: job.queue, status: job.status })
             .collect(),
     ))

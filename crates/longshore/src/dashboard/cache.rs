@@ -137,7 +137,7 @@ reads! {
     job(id: JobId) -> JobRecord = async |client: &Client, id| client.get(id).await;
     steps(id: JobId) -> Vec<StepRecord> = async |client: &Client, id| client.steps(id).await;
     find(pattern: &IdPattern) -> Vec<Glance> = async |client: &Client, pattern: &IdPattern| {
-        let ids = client.find(pattern, MAX_FOUND).await?;
+        let ids = client.find(pattern, MAX_EXAMINED).await?;
         client.glance(0, &ids).await
     };
     glance(id: JobId) -> Vec<Glance> = async |client: &Client, id| client.glance(0, &[id]).await;
@@ -164,6 +164,8 @@ impl Data {
 
 /// How many jobs a search by id shows at most.
 const MAX_FOUND: u32 = 20;
+/// The number of jobs to look at, as in `GET /jobs/find`. They are found for all callers, who may see different queues.
+const MAX_EXAMINED: u32 = 200;
 /// The number of groups per page.
 pub(super) const GROUPS: u32 = 100;
 

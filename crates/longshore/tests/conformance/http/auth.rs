@@ -16,6 +16,7 @@ cases! {
     a_wrong_revoked_or_expired_token_is_refused,
     a_token_limited_to_queues_cannot_use_other_queues,
     a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues,
+    a_limited_token_finds_its_jobs_behind_those_of_other_queues,
     a_limited_token_learns_nothing_from_keys_of_other_queues,
     a_token_limited_to_queues_cannot_read_counts_of_all_queues,
     follow_ups_require_the_enqueue_scope,
@@ -256,6 +257,18 @@ async fn a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues(fi
     assert_eq!(fixture.status(theirs).await, Status::FailedPermanent);
     let own = http.post("/jobs/bulk", &retry(json!({ "queue": "mail" }))).await.expect_status(200).json();
     assert_eq!(own["changed"], 1);
+}
+
+async fn a_limited_token_finds_its_jobs_behind_those_of_other_queues(fixture: Fixture) {
+    let (_, secret) = token(&fixture, Scope::Read, Some(&["mail"])).await;
+    let http = with_tokens_required(&fixture).with_token(&secret);
+    for _ in 0..20 {
+        fixture.add(job("greet")).await;
+    }
+    let mine = fixture.add(job("greet").queue("mail")).await;
+    let found =
+        http.get(&format!("/jobs/find?id={}", &mine.to_string()[..4])).await.expect_status(200).json();
+    assert_eq!((&found[0]["id"], found.as_array().map(Vec::len)), (&json!(mine), Some(1)));
 }
 
 async fn a_limited_token_learns_nothing_from_keys_of_other_queues(fixture: Fixture) {
