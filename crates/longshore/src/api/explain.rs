@@ -499,7 +499,7 @@ async fn children(client: &Client, job: &JobRecord) -> Result<String> {
 }
 
 fn not_due(job: &JobRecord) -> Cause {
-    let at = job.run_at;
+    let at = job.run_at.format("%Y-%m-%d %H:%M:%S UTC");
     let cause = match job.status {
         Status::Retrying => Cause::new(Reason::WaitsForRetry, format!("its next attempt is due at {at}")),
         _ => Cause::new(Reason::NotDue, format!("it is due at {at}")),

@@ -68,16 +68,18 @@ pub(super) fn seconds(seconds: f64) -> String {
     duration(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
 }
 
-/// An instant seen from now: `3 min ago`, `in 2 h`, `now`. The script has the same rules.
+/// An instant seen from now, to the nearest unit: `3 min ago`, `in 2 h`, `now`. The script has the same rules.
 pub(super) fn relative(at: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let past = now - at;
     let distance = past.abs();
-    let text = match distance.num_seconds() {
+    let seconds = distance.num_seconds();
+    let nearest = |unit: i64| (seconds + unit / 2) / unit;
+    let text = match seconds {
         0 => return "now".into(),
-        s @ 1..60 => format!("{s} s"),
-        s @ 60..3_600 => format!("{} min", s / 60),
-        s @ 3_600..86_400 => format!("{} h", s / 3_600),
-        s => format!("{} d", s / 86_400),
+        1..60 => format!("{seconds} s"),
+        60..3_570 => format!("{} min", nearest(60)),
+        3_570..84_600 => format!("{} h", nearest(3_600)),
+        _ => format!("{} d", nearest(86_400)),
     };
     if past > TimeDelta::zero() { format!("{text} ago") } else { format!("in {text}") }
 }
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn instants_are_told_from_now_in_both_directions() {
+    fn instants_are_relative_to_now_in_both_directions() {
         let now = "2031-05-06T07:08:09Z".parse::<DateTime<Utc>>().unwrap();
         for (seconds, text) in [
             (0, "now"),
@@ -186,7 +188,13 @@ mod tests {
             (-185, "3 min ago"),
             (-7_300, "2 h ago"),
             (-200_000, "2 d ago"),
-            (90, "in 1 min"),
+            (89, "in 1 min"),
+            (90, "in 2 min"),
+            (3_569, "in 59 min"),
+            (3_570, "in 1 h"),
+            (7_140, "in 2 h"),
+            (84_599, "in 23 h"),
+            (84_600, "in 1 d"),
         ] {
             assert_eq!(relative(now + TimeDelta::seconds(seconds), now), text);
         }

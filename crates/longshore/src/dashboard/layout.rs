@@ -207,6 +207,7 @@ fn dialogs(frame: &Frame) -> Markup {
             p .faint { kbd { "↑" } kbd { "↓" } " choose " kbd { "↵" } " open " kbd { "esc" } " close" }
         }
         dialog #keys aria-labelledby="keys-title" {
+            h2 #keys-title { "Keyboard shortcuts" }
             (super::search::key_table())
             form method="dialog" { div .buttons { button .button { "Close" } } }
         }

@@ -86,7 +86,6 @@ pub(super) fn key_table() -> Markup {
         (&["?"], "This list"),
     ];
     html! {
-        h2 #keys-title { "Keyboard shortcuts" }
         dl .keys {
             @for (keys, meaning) in keys {
                 dt { @for (i, key) in keys.iter().enumerate() { @if i > 0 { " or " } kbd { (key) } } }

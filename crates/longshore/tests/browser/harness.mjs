@@ -57,7 +57,7 @@ export class Worker {
   }
 
   async lease(limit = 1) {
-    const identity = this.id ? { worker_id: this.id } : { name: this.name };
+    const identity = this.id ? { worker_id: this.id } : { name: this.name, host: "jobs-1.example.net", pid: 4711, version: "2.3.0" };
     const request = { ...identity, queues: this.queues, held: this.held, limit, stale_after_seconds: 600 };
     const { worker_id: id, jobs } = await api("POST", "/leases", request, this.on);
     this.id = id;

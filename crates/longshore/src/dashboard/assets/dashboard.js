@@ -36,7 +36,7 @@ function readClock() {
 function relative(ms) {
   const s = Math.floor(Math.abs(ms) / 1000);
   if (s === 0) return "now";
-  const text = s < 60 ? `${s} s` : s < 3600 ? `${Math.floor(s / 60)} min` : s < 86400 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`;
+  const text = s < 60 ? `${s} s` : s < 3570 ? `${Math.round(s / 60)} min` : s < 84600 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`;
   return ms > 0 ? `${text} ago` : `in ${text}`;
 }
 
