@@ -576,7 +576,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Finds jobs by a part of their id, oldest first, at most 20.
+         * Finds jobs by a part of their id, oldest first, at most 20. For a token that covers only some queues, the first 200
+         *     matching jobs are examined.
          * @description Tables show ids in a short form. Finding a job by it does not depend on the number of
          *     other jobs.
          */
