@@ -10,6 +10,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -72,14 +73,30 @@ fn check(installed: &[Installed], database: &OpenDatabase) -> Result {
     // The same features as for the tests, so that cargo does not build everything twice.
     let build = ["build", "--workspace", "--all-features", "--bin", "longshore"];
     step("build server", &mut cargo(build))?;
-    let mut failures = Vec::new();
-    for sdk in installed {
-        if let Err(error) = sdk.check(database) {
+    let output = if installed.len() == 1 { Output::Terminal } else { Output::File };
+    // At the same time: most tests wait, for a lease to end or a process to stop.
+    let failures: Vec<String> = thread::scope(|scope| {
+        let checks: Vec<_> = installed
+            .iter()
+            .map(|sdk| scope.spawn(|| sdk.check(database.url(), output).map_err(|error| error.to_string())))
+            .collect();
+        let results = installed.iter().zip(checks);
+        let failure = |(sdk, check): (&Installed, thread::ScopedJoinHandle<Result<(), String>>)| {
+            let error = check.join().unwrap_or_else(|_| Err("the check panicked".into())).err()?;
             let name = sdk.name();
-            failures.push(format!("{name} SDK: {error}\n       repeat with: cargo xtask sdks {name}"));
-        }
-    }
+            Some(format!("{name} SDK: {error}\n       repeat with: cargo xtask sdks {name}"))
+        };
+        results.filter_map(failure).collect()
+    });
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\nxtask: ").into()) }
+}
+
+/// Where the output of the checks of one SDK goes.
+#[derive(Clone, Copy)]
+enum Output {
+    Terminal,
+    /// To a file, printed when the checks have ended, so that the output of two SDKs is not mixed.
+    File,
 }
 
 impl Sdk {
@@ -150,7 +167,7 @@ impl Installed {
         self.sdk().name()
     }
 
-    fn check(&self, database: &OpenDatabase) -> Result {
+    fn check(&self, database_url: &str, output: Output) -> Result {
         let started = Instant::now();
         eprintln!("==> {} SDK: lints, types and tests on both engines", self.name());
         let mut check = match self {
@@ -168,11 +185,21 @@ impl Installed {
         check
             .current_dir(self.sdk().folder())
             .env("LONGSHORE_BIN", target_dir().join("debug/longshore"))
-            .env("LONGSHORE_TEST_DATABASE_URL", database.url())
+            .env("LONGSHORE_TEST_DATABASE_URL", database_url)
             .env("NO_PROXY", "127.0.0.1")
             .stdin(Stdio::null());
-        let status = status_within(TIME_LIMIT, &mut check)?
-            .ok_or_else(|| format!("the checks were stopped after {}", took(TIME_LIMIT)))?;
+        let log = target_dir().join(format!("{}-sdk.log", self.name()));
+        if let Output::File = output {
+            eprintln!("    {} SDK: the output goes to {}", self.name(), log.display());
+            let file = fs::File::create(&log)?;
+            check.stdout(file.try_clone()?).stderr(file);
+        }
+        let status = status_within(TIME_LIMIT, &mut check)?;
+        if let Output::File = output {
+            let printed = fs::read(&log)?;
+            eprint!("==> {} SDK: output\n{}", self.name(), String::from_utf8_lossy(&printed));
+        }
+        let status = status.ok_or_else(|| format!("the checks were stopped after {}", took(TIME_LIMIT)))?;
         if !status.success() {
             return Err(format!("the checks failed ({status})").into());
         }
