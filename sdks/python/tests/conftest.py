@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from longshore import Longshore, find_binary, new_id
+from longshore import Longshore, Worker, find_binary, new_id
 from longshore.testing import await_server, free_port
 
 POSTGRES = os.environ.get("LONGSHORE_TEST_DATABASE_URL")
@@ -134,6 +134,23 @@ _queue_number = iter(range(1_000_000))
 def queue() -> str:
     """A queue that no other test uses."""
     return f"queue-{os.getpid()}-{next(_queue_number)}"
+
+
+@pytest.fixture
+def running(ls: Longshore) -> Iterator[Callable[..., Worker]]:
+    """Starts workers, and stops them at the end of the test."""
+    workers: list[Worker] = []
+
+    def start(app: Longshore = ls, **settings: Any) -> Worker:
+        worker = app.worker(**{"grace": 5.0, **settings})
+        worker.start()
+        workers.append(worker)
+        assert worker.wait_until_registered()
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.stop()
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,22 +17,6 @@ from .conftest import eventually
 @dataclass
 class Approval:
     by: str
-
-
-@pytest.fixture
-def running(ls: Longshore) -> Iterator[Callable[..., Worker]]:
-    workers: list[Worker] = []
-
-    def start(**settings: Any) -> Worker:
-        worker = ls.worker(**settings)
-        worker.start()
-        workers.append(worker)
-        assert worker.wait_until_registered()
-        return worker
-
-    yield start
-    for worker in workers:
-        worker.stop()
 
 
 def is_suspended(ls: Longshore, id: str) -> bool:

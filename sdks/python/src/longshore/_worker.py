@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from . import _wire
 from ._attempt import BUFFERED, STARTED, Attempt
 from ._backend import WorkerBackend
+from ._enqueue import check_strings
 from ._errors import LongshoreError
 from ._exchange import Exchange, Registration
 from ._execute import MAX_BUFFER_TIME, STOP_GRACE, Executor
@@ -69,6 +70,10 @@ class Worker:
     ) -> None:
         if not 1 <= concurrency <= 400:
             raise ValueError(f"concurrency: {concurrency} is out of range; use 1 to 400 and start more workers")
+        if grace < 0:
+            raise ValueError(f"grace: {grace} is out of range; use 0 or more seconds")
+        check_strings("queues", queues)
+        check_strings("kinds", kinds)
         jobs = _selected(app, kinds)
         self.app = app
         self.grace = grace
@@ -154,6 +159,8 @@ class Worker:
 
     def stop(self) -> None:
         """Stops leasing, lets running jobs finish within the grace period, and releases the rest uncharged."""
+        if not self._was_started or self._is_stopping:
+            return
         exchange = self._exchange
         self._is_stopping = True
         exchange.drain()
@@ -215,6 +222,9 @@ class Worker:
         attempts = []
         for job in jobs:
             attempt = Attempt(cast("dict[str, Any]", job), self._jobs[job["kind"]])
+            former = self._exchange.active.get(attempt.id)
+            if former is not None:  # this worker got the job again, so its earlier lease is lost
+                self._exchange.lose(former)
             # A lease of the same job whose report is in flight keeps its own entry among those to settle.
             self._exchange.active[attempt.id] = attempt
             attempts.append(attempt)
@@ -232,17 +242,23 @@ class Worker:
     def _watch(self) -> None:
         """Enforces deadlines that a blocked event loop cannot: timeouts, the buffer time, and lost contact."""
         while not self._is_ended.wait(_TICK):
-            self._exchange.check_contact()
-            now = time.monotonic()
-            late = []
-            for attempt in list(self._exchange.active.values()):
-                if attempt.state == BUFFERED:
-                    if now - attempt.granted_at > MAX_BUFFER_TIME:
-                        late.append(attempt)
-                elif attempt.state == STARTED:
-                    self._check_deadline(attempt, now)
-            if late:
-                self._release(late)
+            try:
+                self._exchange.check_contact()
+                self._check_attempts()
+            except Exception:  # without this thread, no timeout would be enforced
+                log.exception("could not check the running jobs")
+
+    def _check_attempts(self) -> None:
+        now = time.monotonic()
+        late = []
+        for attempt in list(self._exchange.active.values()):
+            if attempt.state == BUFFERED:
+                if now - attempt.granted_at > MAX_BUFFER_TIME:
+                    late.append(attempt)
+            elif attempt.state == STARTED:
+                self._check_deadline(attempt, now)
+        if late:
+            self._release(late)
 
     def _check_deadline(self, attempt: Attempt, now: float) -> None:
         if attempt.deadline is None or now <= attempt.deadline:
