@@ -15,6 +15,7 @@ from longshore import (
     Flow,
     JobFailed,
     Longshore,
+    LongshoreError,
     NewJob,
     NotFound,
     RateLimited,
@@ -25,6 +26,7 @@ from longshore import (
     fan_out,
     new_id,
 )
+from longshore._http import Connection, Request
 from longshore.testing import free_port
 
 from .conftest import RunningServer, serving
@@ -247,6 +249,38 @@ def test_a_forked_process_opens_its_own_connections(ls: Longshore, kind: str, qu
     for child in children:
         os.waitpid(child, 0)
     assert len(list(ls.sync.jobs(queue=queue, limit=200))) == 80
+
+
+def test_connections_of_closed_event_loops_are_closed(ls: Longshore, kind: str, queue: str) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    asyncio.run(ls.enqueue(NewJob(kind, {}, {"queue": queue})))
+    before = open_files()
+    for _ in range(10):
+        asyncio.run(ls.enqueue(NewJob(kind, {}, {"queue": queue})))
+    assert open_files() <= before + 1
+
+
+def test_a_job_that_is_too_large_is_refused_at_once(ls: Longshore, kind: str, queue: str) -> None:
+    for payload in ("x" * (2 << 20), "x" * (20 << 20)):
+        with pytest.raises(ValidationError, match="bytes of JSON exceed the limit"):
+            ls.sync.enqueue(NewJob(kind, payload))
+    with pytest.raises(ValidationError, match=r"jobs\[1\]: .* exceed the limit"):
+        ls.sync.enqueue_many([NewJob(kind, {}), NewJob(kind, "x" * (20 << 20))])
+    with pytest.raises(ValidationError, match=f"job `{kind}`: its payload and options are not JSON"):
+        ls.sync.enqueue(NewJob(kind, {}, {"metadata": object()}))
+    # A reply that comes before the request is complete is read.
+    reply = Connection(ls._server).send(Request("POST", "/jobs", b"x" * (20 << 20)))
+    assert reply.status == 413
+
+
+def test_the_address_and_the_token_are_checked() -> None:
+    assert Longshore("http://x", "secret\n")._server.headers["authorization"] == "Bearer secret"
+    with pytest.raises(LongshoreError, match="token: it contains a character"):
+        Longshore("http://x", "se\ncret")
+    with pytest.raises(LongshoreError, match="server: `http://x:port`"):
+        Longshore("http://x:port")
 
 
 def test_threads_and_loops_share_a_client(ls: Longshore, kind: str, queue: str) -> None:
