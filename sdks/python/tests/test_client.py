@@ -208,6 +208,15 @@ def test_a_lost_reply_does_not_create_a_second_job(server: RunningServer, kind: 
     assert stored == [1, 2, 3, 4, 5, 10, 11, 12, 13, 14, *range(100, 110)]
 
 
+def test_a_connection_that_was_closed_meanwhile_is_not_used(server: RunningServer, kind: str, queue: str) -> None:
+    with Proxy(server.url) as proxy:
+        ls = Longshore(proxy.url)
+        id = ls.sync.enqueue(NewJob(kind, {}, {"queue": queue})).id
+        proxy.disconnect()
+        # A cancel is not repeated after a lost reply, so it must not be sent on a connection that is gone.
+        assert ls.sync.cancel(id)["status"] == "cancelled"
+
+
 def test_an_unreachable_server_is_named_after_the_deadline() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     ls = Longshore(url, retry_for=0.2)

@@ -68,9 +68,13 @@ def check_strings(field: str, values: Iterable[str] | None) -> None:
         raise TypeError(f"{field}: this is one string; pass a list: [{values!r}]")
 
 
+#: Made once: `json.dumps` with options makes an encoder for every call.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def to_json(value: Json) -> bytes:
     """Compact JSON. Refuses NaN and infinity, which JSON does not have."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 @dataclass(frozen=True)

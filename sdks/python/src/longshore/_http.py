@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import os
 import random
+import selectors
 import socket
 import ssl
 import time
@@ -99,7 +100,7 @@ class Connection:
     def send(self, request: Request, timeout: float = REPLY_TIMEOUT) -> Reply:
         """Sends a request. If a connection that was idle turns out to be closed, uses a new one."""
         was_open = self._http is not None
-        if was_open and time.monotonic() - self.last_used > MAX_IDLE:
+        if was_open and (time.monotonic() - self.last_used > MAX_IDLE or self._is_stale()):
             self.close()
             was_open = False
         try:
@@ -134,6 +135,18 @@ class Connection:
             # The reply of this request must not be read as the reply of the next one.
             self.close()
             raise
+
+    def _is_stale(self) -> bool:
+        """Whether the server has closed the connection: there is something to read without a request."""
+        sock = self._http.sock if self._http is not None else None
+        if sock is None:
+            return True
+        with selectors.DefaultSelector() as selector:
+            try:
+                selector.register(sock, selectors.EVENT_READ)
+            except (OSError, ValueError):
+                return True
+            return bool(selector.select(0))
 
     def _open(self) -> http.client.HTTPConnection:
         if self._http is None:
