@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -22,6 +23,7 @@ from longshore import (
     Unavailable,
     ValidationError,
     WaitTimeout,
+    _ids,
     chain,
     fan_out,
     new_id,
@@ -258,6 +260,15 @@ def test_a_forked_process_opens_its_own_connections(ls: Longshore, kind: str, qu
     for child in children:
         os.waitpid(child, 0)
     assert len(list(ls.sync.jobs(queue=queue, limit=200))) == 80
+
+
+def test_a_process_that_was_forked_during_an_enqueue_makes_ids() -> None:
+    with _ids._lock:  # as another thread would hold it
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            os._exit(0 if new_id() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_connections_of_closed_event_loops_are_closed(ls: Longshore, kind: str, queue: str) -> None:

@@ -79,6 +79,38 @@ def test_the_command_runs_an_application_and_reloads_it(server: RunningServer, q
         process.wait()
 
 
+def test_a_thread_that_a_handler_left_behind_does_not_keep_the_process(
+    server: RunningServer, queue: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        textwrap.dedent(f"""
+        import asyncio, pathlib, time
+        from longshore import Longshore
+
+        ls = Longshore()
+
+        @ls.job("thread-{queue}", queue="{queue}")
+        async def job() -> int:
+            pathlib.Path("started").touch()
+            await asyncio.to_thread(time.sleep, 60)
+        """)
+    )
+    ls = Longshore(server.url)
+    job = job_of(ls, f"thread-{queue}", queue)
+    process = subprocess.Popen(
+        worker_command("shop:ls", "--grace", "0.1"), cwd=tmp_path, env=clean_environment(LONGSHORE_SERVER=server.url)
+    )
+    try:
+        eventually(lambda: is_known(ls, f"thread-{queue}"), "the worker registers")
+        job.enqueue_sync()
+        eventually((tmp_path / "started").exists, "the job runs")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

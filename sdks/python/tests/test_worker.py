@@ -419,6 +419,33 @@ def test_a_worker_can_be_stopped_twice(ls: Longshore, queue: str) -> None:
     assert stops == ["stopped"]
 
 
+def test_a_blocked_event_loop_does_not_stop_the_shutdown(
+    ls: Longshore, queue: str, running: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longshore._worker._HOOK_TIMEOUT", 0.1)
+    started, done = threading.Event(), threading.Event()
+
+    @ls.job(f"blocks-{queue}", queue=queue)
+    async def blocks() -> None:
+        started.set()
+        done.wait(60)
+
+    @ls.on_shutdown
+    async def hook() -> None: ...
+
+    worker = running(grace=0.1)
+    handle = blocks.enqueue_sync()
+    assert started.wait(20)
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    stopping.join(20)
+    is_stopped = not stopping.is_alive()
+    done.set()
+    assert is_stopped
+    job = handle.get_sync()
+    assert (job["status"], job["attempts"]) == ("queued", 0)
+
+
 def test_a_string_in_place_of_a_list_is_refused(ls: Longshore) -> None:
     @ls.job()
     async def job() -> None: ...

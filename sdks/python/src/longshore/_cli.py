@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +19,8 @@ from ._errors import LongshoreError
 from ._version import VERSION
 from ._worker import WorkerSettings
 
+#: How long what is registered with `atexit` and threads of handlers may take.
+_EXIT_TIMEOUT = 5.0
 _SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"}
 
 
@@ -47,6 +50,15 @@ def main(arguments: list[str] | None = None) -> None:
         worker.run()
     except LongshoreError as error:
         _exit(error)
+    _end_soon()
+
+
+def _end_soon() -> None:
+    """Python waits for the threads of `asyncio.to_thread` before it exits. The job of such a thread was released and
+    may run elsewhere, so the process does not wait for long."""
+    timer = threading.Timer(_EXIT_TIMEOUT, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 def _exit(error: Exception) -> NoReturn:

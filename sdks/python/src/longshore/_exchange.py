@@ -723,8 +723,10 @@ class Exchange:
         text = to_json(value)
         if len(text) > MAX_PROGRESS:
             raise ValidationError(f"progress: {len(text)} bytes of JSON are too many; use at most {MAX_PROGRESS}")
+        is_first = not self._progress  # otherwise the thread knows already
         self._progress[attempt.id] = (attempt, f'{attempt.ref},"progress":{text.decode()}}}')
-        self._renew_now.set()
+        if is_first:
+            self._renew_now.set()
 
 
 def error_of(reply: Reply) -> LongshoreError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import logging
 import signal
@@ -31,6 +32,8 @@ log = logging.getLogger("longshore.worker")
 #: How long handlers may take to react to the end of the grace period.
 _CANCEL_GRACE = 2.0
 _FLUSH_TIMEOUT = 10.0
+#: How long a shutdown hook may take. It cannot run at all while a handler blocks the event loop.
+_HOOK_TIMEOUT = 10.0
 _TICK = 0.05
 
 
@@ -181,7 +184,10 @@ class Worker:
         self._backend.close()
         self._is_ended.set()
         for hook in self.app.shutdown_hooks:
-            self._call_hook(hook)
+            try:
+                self._call_hook(hook, _HOOK_TIMEOUT)
+            except concurrent.futures.TimeoutError:
+                log.error("a shutdown hook did not end in %g s; does a handler block the event loop?", _HOOK_TIMEOUT)
         self._executor.close()
         log.info("stopped")
 
@@ -190,14 +196,14 @@ class Worker:
         while self._exchange.active and time.monotonic() < deadline and not (hurry and hurry.is_set()):
             time.sleep(0.01)
 
-    def _call_hook(self, hook: Callable[[], Any]) -> None:
+    def _call_hook(self, hook: Callable[[], Any], timeout: float | None = None) -> None:
         result = hook()
         if inspect.isawaitable(result):
 
             async def finish() -> None:
                 await result
 
-            self._executor.run_on_loop(finish())
+            self._executor.run_on_loop(finish(), timeout)
 
     def __enter__(self) -> Self:
         self.start()
