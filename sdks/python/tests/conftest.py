@@ -52,12 +52,14 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def serving(engine: str, folder: Path, *arguments: str) -> Iterator[RunningServer]:
+def serving(engine: str, folder: Path, *arguments: str, database: str | None = None) -> Iterator[RunningServer]:
+    """Runs a server, by default with a new database."""
     binary = find_binary()
     assert binary is not None, "set LONGSHORE_BIN to the server binary"
     with contextlib.ExitStack() as stack:
         is_sqlite = engine == "sqlite"
-        database_url = f"sqlite:{folder}/queue.db" if is_sqlite else stack.enter_context(new_database())
+        file = f"sqlite:{folder}/queue.db" if is_sqlite else None
+        database_url = file or database or stack.enter_context(new_database())
         port = free_port()
         command = [
             str(binary),

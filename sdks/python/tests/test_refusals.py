@@ -140,7 +140,8 @@ def test_any_error_text_can_be_reported(ls: Longshore, queue: str, running: Call
 
     running()
     expected = [("surrogate", r"caf\\udce9"), ("nul", "ValueError: ab "), ("long", "xxx…"), ("empty", "ValueError")]
-    for which, message in [*expected, ("mute", "Mute")]:
+    # With OpenTelemetry, the span of the handler reads the text too, and raises the error of `__str__`.
+    for which, message in [*expected, ("mute", "Mute|no text")]:
         with pytest.raises(JobFailed, match=message):
             fails.enqueue_sync(which=which).result_sync(20)
 

@@ -1,4 +1,4 @@
-"""What handlers ask the server: the implementation of `Backend` for a worker.
+"""The calls that handlers make: the implementation of `Backend` for a worker.
 
 Steps, checkpoints and progress travel with the next exchange. Waits, children and inputs are calls of their own, on
 threads of their own, so that a handler that waits for a reply does not block others.

@@ -1,4 +1,4 @@
-"""The worker's conversation with the server: leases, reports and renewals. `_backend.py` has the calls of handlers.
+"""The worker's calls to the server: leases, reports and renewals. `_backend.py` has the calls of handlers.
 
 Every call runs on a thread of its own with its own connection, so that a handler that blocks the event loop loses
 no lease. Two threads exchange results for jobs (`POST /leases`), one waits for cancels while all slots are in use,
@@ -38,8 +38,8 @@ T = TypeVar("T")
 WAIT = 20.0
 #: How long a call waits for cancels while the worker drains.
 DRAIN_WAIT = 1.0
-#: The server releases leases that a call does not list two seconds after it granted them. If a reply was lost, jobs
-#: may have been lost with it, so the next calls are soon enough to name what the worker holds.
+#: After a lost reply, calls wait only this long. The reply may have contained jobs, and the server releases them when
+#: a call does not list them two seconds after it granted them.
 AFTER_LOST_REPLY = 2.2
 MAX_LIMIT = 500
 #: The server accepts this many leases and reports per call.
@@ -50,7 +50,7 @@ MAX_PROGRESS = 64 << 10
 MAX_PROGRESS_BYTES = 512 << 10
 #: Reports of short jobs wait this long for others, if more jobs are about to end.
 LINGER = 0.002
-#: The worker repeats its calls while the server cannot be reached, and says so this often.
+#: The worker repeats its calls while the server cannot be reached, and logs it this often.
 WARN_EVERY = 10.0
 _PROGRESS_INTERVAL = 0.5
 _MIN_DELAY, _MAX_DELAY = 0.05, 2.0
@@ -60,7 +60,7 @@ _MAX_RETRY_AFTER = 10.0
 
 @dataclass
 class Registration:
-    """How the worker introduces itself."""
+    """What the first call says about the worker."""
 
     name: str | None
     queues: list[str]

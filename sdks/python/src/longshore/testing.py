@@ -540,8 +540,8 @@ def _check(body: dict[str, Any], job: Job[Any, Any] | None) -> None:
 
     for name, limit in (("kind", 128), ("queue", 128), ("idempotency_key", 512), ("unique_key", 512)):
         value = body.get(name)
-        if value is not None and not 1 <= len(value.encode()) <= limit:
-            refuse(name, f"must have 1 to {limit} bytes")
+        if value is not None and not (isinstance(value, str) and 1 <= len(value.encode()) <= limit):
+            refuse(name, f"must be a string of 1 to {limit} bytes")
     if body.get("queue") == "*":
         refuse("queue", "`*` means every queue, and only a worker can use it; name one queue")
     for name, low, high in (("priority", -32768, 32767), ("max_attempts", 1, 32767), ("delay_seconds", 0, 315360000)):
