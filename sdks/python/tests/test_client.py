@@ -290,6 +290,11 @@ def test_a_job_that_is_too_large_is_refused_at_once(ls: Longshore, kind: str, qu
         ls.sync.enqueue_many([NewJob(kind, {}), NewJob(kind, "x" * (20 << 20))])
     with pytest.raises(ValidationError, match=f"job `{kind}`: its payload and options are not JSON"):
         ls.sync.enqueue(NewJob(kind, {}, {"metadata": object()}))
+    flow = Flow("large")
+    for _ in range(20):
+        flow.task(None, NewJob(kind, "x" * (1 << 20)))
+    with pytest.raises(ValidationError, match=r"/flows: .* exceed the limit of 16777216"):
+        asyncio.run(ls.start_flow(flow))
     # A reply that comes before the request is complete is read.
     reply = Connection(ls._server).send(Request("POST", "/jobs", b"x" * (20 << 20)))
     assert reply.status == 413

@@ -24,6 +24,8 @@ T = TypeVar("T")
 MAX_WAIT = 20.0
 MAX_BATCH = 10_000
 MAX_BATCH_BYTES = 8 << 20
+#: The largest request.
+MAX_BODY_BYTES = 16 << 20
 #: The largest request that enqueues one job: a payload of 1 MiB, and its options.
 MAX_JOB_BYTES = (1 << 20) + (256 << 10)
 
@@ -87,6 +89,12 @@ def _get(path: str, parameters: Mapping[str, Any] | None = None, wait: float = 0
 
 def _post(path: str, body: Any = None, *, repeatable: bool = True, headers: dict[str, str] | None = None) -> Request:
     content = None if body is None else to_json(body)
+    if content is not None and len(content) > MAX_BODY_BYTES:
+        # The server closes the connection instead of reading it.
+        raise ValidationError(
+            f"{path}: {len(content)} bytes of JSON exceed the limit of {MAX_BODY_BYTES}; send it in parts",
+            slug="too_large",
+        )
     return Request("POST", path, content, headers or {}, repeatable=repeatable)
 
 
