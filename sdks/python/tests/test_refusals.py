@@ -47,6 +47,7 @@ def test_a_worker_that_is_declared_dead_during_steps_registers_again() -> None:
         server.answer = answer
         with app.worker(concurrency=3) as worker:
             first = eventually(lambda: worker.id, "the worker registers")
+            eventually(lambda: len(with_steps()) == 2, "two steps are sent")
             eventually(lambda: len(worker._exchange._steps) == 1, "the third step waits")
             third_waits.set()
             eventually(lambda: worker.id not in (None, first), "the worker registers again")
