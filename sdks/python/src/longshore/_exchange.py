@@ -531,7 +531,8 @@ class Exchange:
     def _settled(self, attempt: Attempt, text: str, outcome: _wire.ReportResult, message: str | None) -> None:
         if outcome == "rejected":
             log.error("job %s: the server rejected its report: %s", attempt.id, message)
-            # The worker still holds the lease. Without another end, the job would be released and run again at once.
+            # The worker still holds the lease. Without another end, the server would release the job and
+            # run it again, uncharged, time after time.
             instead = attempt.instead_of(text, str(message))
             if instead is not None:
                 self._outbox.append((attempt, instead))
