@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from longshore import Longshore, find_binary, new_id
+from longshore import Longshore, Worker, find_binary, new_id
 from longshore.testing import await_server, free_port
 
 POSTGRES = os.environ.get("LONGSHORE_TEST_DATABASE_URL")
@@ -52,12 +52,14 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def serving(engine: str, folder: Path, *arguments: str) -> Iterator[RunningServer]:
+def serving(engine: str, folder: Path, *arguments: str, database: str | None = None) -> Iterator[RunningServer]:
+    """Runs a server, by default with a new database."""
     binary = find_binary()
     assert binary is not None, "set LONGSHORE_BIN to the server binary"
     with contextlib.ExitStack() as stack:
         is_sqlite = engine == "sqlite"
-        database_url = f"sqlite:{folder}/queue.db" if is_sqlite else stack.enter_context(new_database())
+        file = f"sqlite:{folder}/queue.db" if is_sqlite else None
+        database_url = file or database or stack.enter_context(new_database())
         port = free_port()
         command = [
             str(binary),
@@ -134,6 +136,23 @@ _queue_number = iter(range(1_000_000))
 def queue() -> str:
     """A queue that no other test uses."""
     return f"queue-{os.getpid()}-{next(_queue_number)}"
+
+
+@pytest.fixture
+def running(ls: Longshore) -> Iterator[Callable[..., Worker]]:
+    """Starts workers, and stops them at the end of the test."""
+    workers: list[Worker] = []
+
+    def start(app: Longshore = ls, **settings: Any) -> Worker:
+        worker = app.worker(**{"grace": 5.0, **settings})
+        worker.start()
+        workers.append(worker)
+        assert worker.wait_until_registered()
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.stop()
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import time
+from contextvars import ContextVar
 from typing import Any
 
-from longshore import Fail, Longshore, SyncContext
+from longshore import Fail, Longshore, Retry, Snooze, SyncContext
 
 ls = Longshore("http://127.0.0.1:1")
 
@@ -43,3 +46,58 @@ def steps(ctx: SyncContext) -> list[Any]:
     once = ctx.step("once", lambda: [ctx.lease_no, "done"])
     ctx.sleep("nap", 0)
     return [ctx.attempt, once]
+
+
+seen: ContextVar[str] = ContextVar("seen", default="nothing")
+
+
+@ls.job("process_snoozes", process=True)
+def snoozes(ctx: SyncContext) -> int:
+    if ctx.lease_no == 1:
+        raise Snooze(0.01)
+    return ctx.attempt
+
+
+@ls.job("process_retries", process=True)
+def retries(ctx: SyncContext) -> int:
+    class Busy(Retry):
+        def __init__(self) -> None:
+            super().__init__("busy", after=0.01)
+
+    if ctx.attempt == 1:
+        raise Busy
+    return ctx.attempt
+
+
+@ls.job("process_returns_no_json", process=True)
+def returns_no_json() -> Any:
+    return object()
+
+
+@ls.job("process_sets_context", process=True)
+def sets_context() -> str:
+    before = seen.get()
+    seen.set("a secret of another tenant")
+    return before
+
+
+@ls.job("process_signals", process=True)
+def signals() -> int:
+    """How a program that a handler starts reacts to SIGTERM."""
+    program = subprocess.Popen(["sleep", "30"])
+    program.terminate()
+    return program.wait(10)
+
+
+@ls.job("process_ignores", process=True)
+def ignores(path: str) -> None:
+    """Does not react to anything, and says that it lives."""
+    while True:
+        with open(path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(0.05)
+
+
+@ls.job("process_reports_too_much", process=True)
+def reports_too_much(ctx: SyncContext) -> None:
+    ctx.progress("x" * 100_000)

@@ -11,10 +11,7 @@ from urllib.parse import urlsplit
 
 class Proxy:
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._target = (parts.hostname, parts.port)
+        self.redirect(url)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
@@ -38,6 +35,13 @@ class Proxy:
         self._is_closed = True
         self._listener.close()
         self.disconnect()
+
+    def redirect(self, url: str) -> None:
+        """Connects to another server from now on."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._target = (parts.hostname, parts.port)
 
     def cut_replies(self, number: int) -> None:
         """Cuts the next replies."""
@@ -75,10 +79,12 @@ class Proxy:
         while not self._is_closed:
             try:
                 client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
                 server = socket.create_connection(self._target)
             except OSError:
-                if self._is_closed:
-                    return
+                client.close()
                 continue
             if self._is_dark:
                 client.close()

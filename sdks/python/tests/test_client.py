@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -15,16 +16,19 @@ from longshore import (
     Flow,
     JobFailed,
     Longshore,
+    LongshoreError,
     NewJob,
     NotFound,
     RateLimited,
     Unavailable,
     ValidationError,
     WaitTimeout,
+    _ids,
     chain,
     fan_out,
     new_id,
 )
+from longshore._http import Connection, Request
 from longshore.testing import free_port
 
 from .conftest import RunningServer, serving
@@ -206,6 +210,15 @@ def test_a_lost_reply_does_not_create_a_second_job(server: RunningServer, kind: 
     assert stored == [1, 2, 3, 4, 5, 10, 11, 12, 13, 14, *range(100, 110)]
 
 
+def test_a_connection_that_was_closed_meanwhile_is_not_used(server: RunningServer, kind: str, queue: str) -> None:
+    with Proxy(server.url) as proxy:
+        ls = Longshore(proxy.url)
+        id = ls.sync.enqueue(NewJob(kind, {}, {"queue": queue})).id
+        proxy.disconnect()
+        # A cancel is not repeated after a lost reply, so it must not be sent on a connection that is gone.
+        assert ls.sync.cancel(id)["status"] == "cancelled"
+
+
 def test_an_unreachable_server_is_named_after_the_deadline() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     ls = Longshore(url, retry_for=0.2)
@@ -247,6 +260,52 @@ def test_a_forked_process_opens_its_own_connections(ls: Longshore, kind: str, qu
     for child in children:
         os.waitpid(child, 0)
     assert len(list(ls.sync.jobs(queue=queue, limit=200))) == 80
+
+
+def test_a_process_that_was_forked_during_an_enqueue_makes_ids() -> None:
+    with _ids._lock:  # as another thread would hold it
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            os._exit(0 if new_id() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_connections_of_closed_event_loops_are_closed(ls: Longshore, kind: str, queue: str) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    asyncio.run(ls.enqueue(NewJob(kind, {}, {"queue": queue})))
+    before = open_files()
+    for _ in range(10):
+        asyncio.run(ls.enqueue(NewJob(kind, {}, {"queue": queue})))
+    assert open_files() <= before + 1
+
+
+def test_a_job_that_is_too_large_is_refused_at_once(ls: Longshore, kind: str, queue: str) -> None:
+    for payload in ("x" * (2 << 20), "x" * (20 << 20)):
+        with pytest.raises(ValidationError, match="bytes of JSON exceed the limit"):
+            ls.sync.enqueue(NewJob(kind, payload))
+    with pytest.raises(ValidationError, match=r"jobs\[1\]: .* exceed the limit"):
+        ls.sync.enqueue_many([NewJob(kind, {}), NewJob(kind, "x" * (20 << 20))])
+    with pytest.raises(ValidationError, match=f"job `{kind}`: its payload and options are not JSON"):
+        ls.sync.enqueue(NewJob(kind, {}, {"metadata": object()}))
+    flow = Flow("large")
+    for _ in range(20):
+        flow.task(None, NewJob(kind, "x" * (1 << 20)))
+    with pytest.raises(ValidationError, match=r"/flows: .* exceed the limit of 16777216"):
+        asyncio.run(ls.start_flow(flow))
+    # A reply that comes before the request is complete is read.
+    reply = Connection(ls._server).send(Request("POST", "/jobs", b"x" * (20 << 20)))
+    assert reply.status == 413
+
+
+def test_the_address_and_the_token_are_checked() -> None:
+    assert Longshore("http://x", "secret\n")._server.headers["authorization"] == "Bearer secret"
+    with pytest.raises(LongshoreError, match="token: it contains a character"):
+        Longshore("http://x", "se\ncret")
+    with pytest.raises(LongshoreError, match="server: `http://x:port`"):
+        Longshore("http://x:port")
 
 
 def test_threads_and_loops_share_a_client(ls: Longshore, kind: str, queue: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -84,6 +85,8 @@ ORDER = Order(
         (Point, Point(1, 2)),
         (Order, ORDER),
         (Any, {"a": [1, None]}),
+        (date | datetime | None, datetime(2030, 1, 2, 3, 4, 5, tzinfo=timezone.utc)),
+        (datetime | date | None, date(2030, 1, 2)),
     ],
 )
 def test_a_value_survives_the_way_through_json(annotation: Any, value: Any) -> None:
@@ -138,6 +141,18 @@ def handler_of(function: Any, **options: Any) -> Any:
     return Longshore("http://127.0.0.1:1").job(**options)(function)
 
 
+def test_a_pydantic_model_with_aliases_or_strict_types_is_read_again() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Parcel(pydantic.BaseModel):  # type: ignore[misc,name-defined,unused-ignore]
+        model_config = pydantic.ConfigDict(strict=True)
+        sent_at: datetime = pydantic.Field(alias="sentAt")
+
+    codec = codec_for(Parcel)
+    parcel = Parcel(sentAt=datetime(2030, 1, 1, tzinfo=timezone.utc))
+    assert codec.decode(json.loads(json.dumps(codec.encode(parcel)))) == parcel
+
+
 def test_the_payload_is_an_object_of_the_parameters() -> None:
     def ship(order: Order, copies: int = 1, *, ctx: SyncContext, note: str | None = None) -> None: ...
 
@@ -186,6 +201,51 @@ def test_a_value_that_does_not_fit_is_refused_before_it_is_sent() -> None:
 
     with pytest.raises(ValidationError, match="at: the value does not fit"):
         handler_of(ship).new(at=7)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "message"),
+    [
+        (str, 7, "value: expected string, got integer; the value does not fit its annotation"),
+        (list[int], ["x"], r"value\[0\]: expected integer, got string"),
+        (float, float("nan"), "value: the value does not fit its annotation: Out of range"),
+        (Any, {"a": object()}, "value: the value does not fit its annotation: `object` cannot be converted"),
+        (Item, {"name": "x"}, "value: the value does not fit its annotation"),
+    ],
+)
+def test_what_the_worker_would_refuse_is_refused_at_the_enqueue(annotation: Any, value: Any, message: str) -> None:
+    def ship(value: Any) -> None: ...
+
+    ship.__annotations__["value"] = annotation
+    with pytest.raises(ValidationError, match=message):
+        handler_of(ship).new(value=value)
+
+
+def test_values_of_subclasses_are_accepted() -> None:
+    class Name(str): ...
+
+    class Level(enum.IntEnum):
+        HIGH = 3
+
+    def ship(name: str, level: int, more: dict[str, Any]) -> None: ...
+
+    nested = OrderedDict(at=defaultdict(list, days=[date(2030, 1, 2)]))
+    payload = handler_of(ship).new(name=Name("ada"), level=Level.HIGH, more=dict(nested)).payload
+    assert json.loads(json.dumps(payload)) == {"name": "ada", "level": 3, "more": {"at": {"days": ["2030-01-02"]}}}
+
+
+def test_an_enum_or_literal_without_a_json_form_is_refused_when_the_job_is_defined() -> None:
+    class When(enum.Enum):
+        NOW = date(2030, 1, 1)
+
+    def one(when: When) -> None: ...
+
+    def two(when: Literal[b"now"]) -> None: ...
+
+    for function in (one, two):
+        function.__annotations__["when"] = When if function is one else Literal[b"now"]
+        with pytest.raises(TypeError, match="is not a string or a number in JSON"):
+            handler_of(function)
 
 
 def test_the_schema_describes_the_payload() -> None:

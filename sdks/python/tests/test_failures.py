@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import functools
 import random
 import signal
@@ -12,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from longshore import Context, Longshore
 
-from .conftest import Program, RunningServer, eventually
+from .conftest import ENGINES, Program, RunningServer, eventually, new_database, serving
 from .proxy import Proxy
 
 JOBS = 5_000
@@ -198,3 +202,31 @@ def test_random_disconnects_do_not_stop_a_worker(server: RunningServer, queue: s
                 proxy.disconnect()
                 for id in ids:
                     assert direct.sync.wait(id, timeout=30)["status"] == "succeeded", round
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_restart_of_the_server_loses_no_job_and_repeats_no_job(engine: str, queue: str, tmp_path: Path) -> None:
+    runs: collections.Counter[int] = collections.Counter()
+    with contextlib.ExitStack() as stack:
+        database = None if engine == "sqlite" else stack.enter_context(new_database())
+        first = stack.enter_context(contextlib.ExitStack())
+        proxy = stack.enter_context(Proxy(first.enter_context(serving(engine, tmp_path, database=database)).url))
+        ls = Longshore(proxy.url)
+
+        @ls.job(f"restart-{queue}", queue=queue)
+        async def job(n: int) -> int:
+            await asyncio.sleep(0.01)
+            runs[n] += 1
+            return n
+
+        worker = stack.enter_context(ls.worker(concurrency=5))
+        assert worker.wait_until_registered()
+        ids = [entry.id for entry in ls.sync.enqueue_many(job.new(n=n) for n in range(300))]
+        eventually(lambda: len(runs) > 50, "jobs run")
+        first.close()  # stops the server, with jobs running and results on their way
+        proxy.redirect(stack.enter_context(serving(engine, tmp_path, database=database)).url)
+        assert [ls.sync.result(id, timeout=60) for id in ids] == list(range(300))
+        assert all(stored["attempts"] == 1 for stored in ls.sync.jobs(queue=queue, limit=200))
+        assert worker.id is not None
+        worker.stop()
+    assert sum(runs.values()) == 300

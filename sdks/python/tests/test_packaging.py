@@ -79,10 +79,43 @@ def test_the_command_runs_an_application_and_reloads_it(server: RunningServer, q
         process.wait()
 
 
+def test_a_thread_that_a_handler_left_behind_does_not_keep_the_process(
+    server: RunningServer, queue: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        textwrap.dedent(f"""
+        import asyncio, pathlib, time
+        from longshore import Longshore
+
+        ls = Longshore()
+
+        @ls.job("thread-{queue}", queue="{queue}")
+        async def job() -> int:
+            pathlib.Path("started").touch()
+            await asyncio.to_thread(time.sleep, 60)
+        """)
+    )
+    ls = Longshore(server.url)
+    job = job_of(ls, f"thread-{queue}", queue)
+    process = subprocess.Popen(
+        worker_command("shop:ls", "--grace", "0.1"), cwd=tmp_path, env=clean_environment(LONGSHORE_SERVER=server.url)
+    )
+    try:
+        eventually(lambda: is_known(ls, f"thread-{queue}"), "the worker registers")
+        job.enqueue_sync()
+        eventually((tmp_path / "started").exists, "the job runs")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere:ls"], "No module named 'nowhere'"),
+        (["nowhere:ls"], "there is no module `nowhere` in "),
+        (["broken:ls"], 'broken.py", line 1'),  # errors of the application have a traceback
         (["shop:app"], "`shop` has no Longshore object `app`"),
         (["shop:ls", "--kinds", "other"], "kinds: `other` is not registered"),
         (["shop:ls", "--concurrency", "0"], "concurrency: 0 is out of range"),
@@ -90,11 +123,24 @@ def test_the_command_runs_an_application_and_reloads_it(server: RunningServer, q
 )
 def test_the_command_says_what_is_wrong(arguments: list[str], message: str, tmp_path: Path) -> None:
     write_app(tmp_path, "answer", "default", 1)
+    (tmp_path / "broken.py").write_text("import a_module_that_does_not_exist")
     done = subprocess.run(
         worker_command(*arguments), cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 1
     assert message in done.stderr
+
+
+def test_arguments_that_are_invalid_are_named(tmp_path: Path) -> None:
+    write_app(tmp_path, "answer", "default", 1)
+    for arguments, environment, message in [
+        (["shop:ls", "--rel"], {}, "unrecognized arguments: --rel"),  # an abbreviation would start itself forever
+        (["shop:ls"], {"WORKER_CONCURRENCY": "many"}, "--concurrency: invalid int value: 'many'"),
+    ]:
+        command, clean = worker_command(*arguments), clean_environment(**environment)
+        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 2
+        assert message in done.stderr
 
 
 def test_a_package_without_a_server_says_how_to_get_one(tmp_path: Path) -> None:

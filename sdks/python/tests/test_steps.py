@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from longshore import Context, JobFailed, Longshore, SyncContext, Wait, Worker
+from longshore import Context, JobFailed, Longshore, Suspended, SyncContext, Wait, Worker
+from longshore._attempt import Attempt
+from longshore._backend import WorkerBackend
 
 from .conftest import eventually
+from .fake_server import leased_job
 
 
 @dataclass
 class Approval:
     by: str
-
-
-@pytest.fixture
-def running(ls: Longshore) -> Iterator[Callable[..., Worker]]:
-    workers: list[Worker] = []
-
-    def start(**settings: Any) -> Worker:
-        worker = ls.worker(**settings)
-        worker.start()
-        workers.append(worker)
-        assert worker.wait_until_registered()
-        return worker
-
-    yield start
-    for worker in workers:
-        worker.stop()
 
 
 def is_suspended(ls: Longshore, id: str) -> bool:
@@ -210,3 +198,61 @@ def test_children_are_spawned_once_and_joined(ls: Longshore, queue: str, running
     assert order.enqueue_sync().result_sync(30) == [5, [0, 1, 4, 16], "failed_permanent"]
     assert sync_order.enqueue_sync().result_sync(30) == [0, 1, 4]
     assert len(ls.sync.list_jobs(kind=parcel.name).jobs) == 8
+
+
+def test_a_join_cuts_no_step_of_a_concurrent_task_short(
+    ls: Longshore, queue: str, running: Callable[..., Worker]
+) -> None:
+    runs: list[int] = []
+
+    @ls.job(f"slow-child-{queue}", queue=queue)
+    async def child() -> int:
+        await asyncio.sleep(0.3)
+        return 7
+
+    @ls.job(f"joins-{queue}", queue=queue)
+    async def parent(*, ctx: Context) -> list[Any]:
+        async def charge() -> str:
+            runs.append(ctx.lease_no)
+            await asyncio.sleep(0.2)
+            return "charged"
+
+        await ctx.spawn("children", [child.new()])
+        children, charged = await asyncio.gather(ctx.join("all"), ctx.step("charge", charge))
+        return [children.results(), charged]
+
+    running()
+    assert parent.enqueue_sync().result_sync(20) == [[7], "charged"]
+    assert runs == [1], "the step was done again, because the first time was not stored"
+
+
+def test_no_step_starts_while_the_job_is_being_suspended() -> None:
+    app = Longshore("http://127.0.0.1:1")
+
+    @app.job()
+    async def work(*, ctx: Context) -> None: ...
+
+    suspension: Future[Any] = Future()
+    called = asyncio.Event()
+
+    class Suspending(WorkerBackend):
+        def wait(self, attempt: Attempt, waits: list[dict[str, Any]]) -> Future[Any]:
+            called.set()
+            return suspension
+
+    done: list[int] = []
+
+    async def run() -> list[Any]:
+        attempt = Attempt(leased_job("work"), work)
+        context = Context(app, attempt, Suspending(app.worker()._exchange))
+        sleep = asyncio.create_task(context.sleep("nap", 60))
+        await called.wait()
+        step = asyncio.create_task(context.step("charge", lambda: done.append(1)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert done == [], "the step would be repeated after the nap"
+        suspension.set_exception(Suspended())
+        return list(await asyncio.gather(sleep, step, return_exceptions=True))
+
+    assert [type(end) for end in asyncio.run(run())] == [Suspended, Suspended]
+    assert done == []

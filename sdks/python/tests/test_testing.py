@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,14 +12,17 @@ import pytest
 
 from longshore import (
     INJECTED,
+    Conflict,
     Context,
     Fail,
     Flow,
     JobFailed,
     Longshore,
+    NewJob,
     Retry,
     Snooze,
     SyncContext,
+    ValidationError,
     Wait,
     testing,
 )
@@ -86,6 +90,19 @@ def later(*, ctx: SyncContext) -> str:
         raise Snooze(60)
     ctx.enqueue(child.new(n=3))
     return "done"
+
+
+@ls.job()
+async def may_fail(n: int) -> int:
+    if n < 0:
+        raise Fail("no")
+    return n
+
+
+@ls.job()
+def cancels_itself(ctx: SyncContext) -> None:
+    assert ls.sync.cancel(ctx.id)["status"] == "pending"
+    raise Retry(after=1)
 
 
 @pytest.fixture(autouse=True)
@@ -204,6 +221,151 @@ def test_keys_work_as_on_the_server() -> None:
         keyed = send_report.options(idempotency_key="i").enqueue_sync(to="d")
         queue.run_pending()
         assert send_report.options(idempotency_key="i").enqueue_sync(to="e").id == keyed.id
+
+
+@pytest.fixture(params=["server", "test queue"])
+def either(request: pytest.FixtureRequest, queue: str) -> Iterator[tuple[Longshore, Any]]:
+    """The same application with a real server and with a test queue: both have to behave alike."""
+    app = Longshore("http://127.0.0.1:1")
+
+    @app.job(f"number-{queue}", queue=queue)
+    async def number(n: int) -> int:
+        return n
+
+    if request.param == "test queue":
+        with testing.manual(app):
+            yield app, number
+        return
+    app.configure(request.getfixturevalue("longshore_server"))
+    with app.worker(queues=[f"nothing-{queue}"]) as worker:  # makes the kind known
+        assert worker.wait_until_registered()
+    yield app, number
+
+
+def test_unique_modes_are_those_of_the_server(either: tuple[Longshore, Any], queue: str) -> None:
+    app, number = either
+    keyed: dict[str, Any] = {"unique_key": queue, "delay": 60}
+    first = number.options(**keyed).enqueue_sync(n=1)
+
+    def enqueue(n: int, mode: str) -> tuple[str, bool, Any, bool]:
+        before = app.sync.get(first.id)["run_at"]
+        again = number.options(unique_key=queue, unique_mode=mode, delay=3600).enqueue_sync(n=n)
+        job = app.sync.get(first.id)
+        return again.how, again.id == first.id, job["payload"], job["run_at"] == before
+
+    assert enqueue(2, "dedupe") == ("existing", True, {"n": 1}, True)
+    assert enqueue(3, "preserve_run_at") == ("replaced", True, {"n": 3}, True)
+    assert enqueue(4, "replace") == ("replaced", True, {"n": 4}, False)
+
+
+def test_invalid_jobs_are_refused_as_by_the_server(either: tuple[Longshore, Any]) -> None:
+    app, number = either
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"priority": 40_000}, "priority"),
+        ({"delay": -1}, "delay_seconds"),
+        ({"queue": "*"}, "queue"),
+        ({"unique_key": ""}, "unique_key"),
+        ({"tags": ["x" * 200]}, "tags"),
+    ]
+    for options, field in cases:
+        with pytest.raises(ValidationError, match=field):
+            number.options(**options).enqueue_sync(n=1)
+    with pytest.raises(ValidationError, match="payload"):
+        app.sync.enqueue(NewJob(number.name, {"n": "x"}))
+    with pytest.raises(ValidationError, match=r"jobs\[1\]: max_attempts"):
+        app.sync.enqueue_many([number.new(n=1), number.options(max_attempts=0).new(n=2)])
+
+
+def test_finished_and_waiting_jobs_can_be_changed_as_on_the_server(either: tuple[Longshore, Any]) -> None:
+    app, number = either
+    id = number.options(delay=60).enqueue_sync(n=1).id
+    assert app.sync.cancel(id) == {"status": "cancelled", "job_id": id}
+    assert app.sync.get(id)["cancel_requested"] is True
+    with pytest.raises(Conflict) as caught:
+        app.sync.cancel(id)
+    assert caught.value.job_status == "cancelled"
+    again = app.sync.retry(id, payload={"n": 2}, priority=3)
+    assert (again["status"], again["payload"], again["priority"]) == ("queued", {"n": 2}, 3)
+
+
+def test_the_retry_policy_decides_when_the_next_attempt_starts() -> None:
+    app = Longshore("http://127.0.0.1:1")
+
+    @app.job()
+    def breaks() -> None:
+        raise ValueError
+
+    policies: list[tuple[Any, list[float]]] = [
+        (None, [1, 1]),
+        ({"policy": "fixed", "delay_ms": 5_000}, [5, 5]),
+        ({"policy": "list", "delays_ms": [1_000, 7_000]}, [1, 7]),
+        ({"policy": "exponential", "cap_ms": 6_000}, [4, 6]),
+        ({"policy": "none"}, []),
+    ]
+    for policy, delays in policies:
+        with testing.manual(app) as queue:
+            handle = breaks.options(max_attempts=3, retry=policy).enqueue_sync()
+            entry = queue.get(handle.id)
+            seen = []
+            queue.run_pending()
+            while entry.status == "retrying":
+                seen.append((entry.run_at - queue.now).total_seconds())
+                queue.advance(seen[-1])
+                queue.run_pending()
+            assert (entry.status, seen) == ("failed_permanent", delays), policy
+
+
+def test_waiting_for_a_job_that_cannot_end_is_an_error_and_no_endless_loop() -> None:
+    with testing.manual(ls) as queue:
+        handle = flaky.enqueue_sync(until=2)
+        with pytest.raises(AssertionError, match=r"is retrying and does not end while the clock stands still"):
+            handle.result_sync()
+        queue.advance(30)
+
+        async def result() -> int:
+            return await handle.result()
+
+        assert asyncio.run(result()) == 2
+
+
+def test_handlers_run_on_the_event_loop_that_waits_for_them() -> None:
+    app = Longshore("http://127.0.0.1:1")
+    loops: list[Any] = []
+
+    @app.job()
+    async def job() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    async def wait() -> None:
+        await (await job.enqueue()).result()
+        loops.append(asyncio.get_running_loop())
+
+    with testing.manual(app):
+        asyncio.run(wait())
+    assert loops[0] is loops[1], "what a test opens on its loop cannot be used on another one"
+
+
+def test_callbacks_of_flows_run_once() -> None:
+    for n, expected in ((2, ["success", "end"]), (-1, ["failure", "end"])):
+        calls.clear()
+        with testing.manual(ls) as queue:
+            flow = Flow("f", idempotency_key="once").task("a", may_fail.new(n=n))
+            flow.task("b", child.new(n=1), after_failure=["a"])
+            flow.on_success(send_report.new(to="success")).on_failure(send_report.new(to="failure"))
+            flow.on_end(send_report.new(to="end"))
+            assert ls.sync.start_flow(flow)["id"] == ls.sync.start_flow(flow)["id"]
+            queue.run_pending()
+            queue.run_pending()
+            assert [to for to, _ in calls] == expected
+
+
+def test_a_running_job_that_is_cancelled_is_not_retried() -> None:
+    with testing.manual(ls) as queue:
+        handle = cancels_itself.enqueue_sync()
+        queue.run_pending()
+        job = handle.get_sync()
+        assert (job["status"], job["cancel_requested"]) == ("cancelled", True)
 
 
 def test_enqueue_in_needs_no_database() -> None:

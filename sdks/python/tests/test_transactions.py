@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+import json
+import time
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -158,6 +160,53 @@ def test_django(app: Longshore, job: Any, queue: str, postgres_server: RunningSe
         handle = job.options(**OPTIONS, unique_key=f"u-{queue}").enqueue_in(connection, to=TO)
     connection.close()
     check_committed(app, queue, handle.id)
+
+
+def test_the_settings_of_a_connection_do_not_matter(
+    app: Longshore, job: Any, queue: str, postgres_server: RunningServer
+) -> None:
+    from psycopg.rows import class_row, dict_row, scalar_row
+
+    url = postgres_server.database_url
+    for factory in (dict_row, scalar_row, class_row(object)):
+        with psycopg.connect(url, row_factory=factory) as connection:
+            assert job.enqueue_in(connection, to="ada").how == "created"
+
+    async def run() -> None:
+        async with await psycopg.AsyncConnection.connect(url, row_factory=scalar_row) as connection:
+            assert (await job.enqueue_in(connection, to="ada")).how == "created"
+        asyncpg = pytest.importorskip("asyncpg")
+        with_codec = await asyncpg.connect(url)
+        await with_codec.set_type_codec("json", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+        await job.options(metadata={"m": 1}).enqueue_in(with_codec, to="ada")
+        await with_codec.close()
+
+    asyncio.run(run())
+    stored = list(app.sync.jobs(queue=queue))
+    assert [entry["payload"] for entry in stored] == [{"to": "ada"}] * 5
+    assert stored[0]["metadata"] == {"m": 1}
+
+
+def test_a_time_without_a_zone_is_local_time_with_every_driver(
+    app: Longshore, job: Any, queue: str, postgres_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncpg = pytest.importorskip("asyncpg")
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    url = postgres_server.database_url
+    at = job.options(run_at=datetime(2030, 7, 1, 8, 0))
+    with psycopg.connect(url, options="-c timezone=Asia/Tokyo") as connection:
+        at.enqueue_in(connection, to="ada")
+
+    async def run() -> None:
+        connection = await asyncpg.connect(url)
+        await at.enqueue_in(connection, to="ada")
+        await connection.close()
+
+    asyncio.run(run())
+    monkeypatch.undo()
+    time.tzset()
+    assert {entry["run_at"][:16] for entry in app.sync.jobs(queue=queue)} == {"2030-07-01T12:00"}
 
 
 def test_another_object_is_refused(job: Any) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue as queue_module
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from longshore import (
     Cancel,
     Context,
     Fail,
+    Flow,
     JobFailed,
     Longshore,
     LongshoreError,
@@ -27,32 +30,15 @@ from longshore import (
     Worker,
     fan_out,
 )
+from longshore._attempt import Attempt
 
-from . import process_jobs
 from .conftest import Program, RunningServer, eventually
+from .fake_server import leased_job
 
 
 @dataclass
 class Receipt:
     number: int
-
-
-@pytest.fixture
-def running(ls: Longshore) -> Iterator[Callable[..., Worker]]:
-    """Starts workers, and stops them at the end of the test."""
-    workers: list[Worker] = []
-
-    def start(app: Longshore = ls, **settings: Any) -> Worker:
-        worker = app.worker(**{"grace": 5.0, **settings})
-        worker.start()
-        workers.append(worker)
-        assert worker.wait_until_registered()
-        return worker
-
-    yield start
-    for worker in workers:
-        if not worker._is_stopping:
-            worker.stop()
 
 
 def test_async_and_sync_handlers_return_typed_results(
@@ -166,7 +152,7 @@ def test_a_result_that_is_not_json_fails_the_job(ls: Longshore, queue: str, runn
     running()
     with pytest.raises(JobFailed, match="the result is not JSON"):
         bad.enqueue_sync().result_sync(20)
-    with pytest.raises(JobFailed, match="the result cannot be stored"):
+    with pytest.raises(JobFailed, match="result: 2097154 bytes of JSON exceed the limit"):
         huge.enqueue_sync().result_sync(20)
 
 
@@ -366,6 +352,112 @@ def test_no_more_than_concurrency_run_at_once(ls: Longshore, queue: str, running
     assert most == 5
 
 
+def test_context_variables_of_one_job_do_not_reach_the_next(
+    ls: Longshore, queue: str, running: Callable[..., Worker]
+) -> None:
+    tenant: ContextVar[str] = ContextVar("tenant", default="none")
+
+    @ls.job(f"async-context-{queue}", queue=queue)
+    async def on_loop() -> str:
+        before = tenant.get()
+        tenant.set("acme")
+        return before
+
+    @ls.job(f"sync-context-{queue}", queue=queue)
+    def on_thread() -> str:
+        before = tenant.get()
+        tenant.set("acme")
+        return before
+
+    running(concurrency=1)
+    handles = [job.enqueue_sync() for job in (on_loop, on_thread) for _ in range(20)]
+    assert {handle.result_sync(20) for handle in handles} == {"none"}
+
+
+def test_every_slot_has_a_thread() -> None:
+    app = Longshore("http://127.0.0.1:1")
+    met = threading.Barrier(5)
+
+    @app.job()
+    def meets(is_alone: bool) -> None:
+        if not is_alone:
+            met.wait(20)
+
+    class Work(queue_module.SimpleQueue[Attempt]):
+        """Waits after the third of four attempts, until the idle threads have taken theirs."""
+
+        puts = 0
+
+        def put(self, item: Attempt, block: bool = True, timeout: float | None = None) -> None:
+            super().put(item)
+            self.puts += 1
+            if self.puts == 2 + 3:
+                eventually(lambda: self.qsize() == 1, "two threads take their work")
+
+    executor = app.worker(concurrency=4)._executor
+    executor._work = Work()
+    executor.accept([Attempt(leased_job("meets", {"is_alone": True}), meets) for _ in range(2)])
+    eventually(lambda: executor.used() == 0, "two threads are idle")
+    executor.accept([Attempt(leased_job("meets", {"is_alone": False}), meets) for _ in range(4)])
+    met.wait(10)  # fails if one of the four does not run
+
+
+def test_a_worker_can_be_stopped_twice(ls: Longshore, queue: str) -> None:
+    stops: list[str] = []
+
+    @ls.job(f"stop-{queue}", queue=queue)
+    async def job() -> None: ...
+
+    @ls.on_shutdown
+    async def hook() -> None:
+        stops.append("stopped")
+
+    ls.worker().stop()
+    with ls.worker() as worker:
+        assert worker.wait_until_registered()
+        worker.stop()
+    assert stops == ["stopped"]
+
+
+def test_a_blocked_event_loop_does_not_stop_the_shutdown(
+    ls: Longshore, queue: str, running: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longshore._worker._HOOK_TIMEOUT", 0.1)
+    started, done = threading.Event(), threading.Event()
+
+    @ls.job(f"blocks-{queue}", queue=queue)
+    async def blocks() -> None:
+        started.set()
+        done.wait(60)
+
+    @ls.on_shutdown
+    async def hook() -> None: ...
+
+    worker = running(grace=0.1)
+    handle = blocks.enqueue_sync()
+    assert started.wait(20)
+    stopping = threading.Thread(target=worker.stop)
+    stopping.start()
+    stopping.join(20)
+    is_stopped = not stopping.is_alive()
+    done.set()
+    assert is_stopped
+    job = handle.get_sync()
+    assert (job["status"], job["attempts"]) == ("queued", 0)
+
+
+def test_a_string_in_place_of_a_list_is_refused(ls: Longshore) -> None:
+    @ls.job()
+    async def job() -> None: ...
+
+    with pytest.raises(TypeError, match=r"queues: this is one string; pass a list: \['mail'\]"):
+        ls.worker(queues="mail")
+    with pytest.raises(TypeError, match="tags: this is one string"):
+        job.options(tags="weekly")
+    with pytest.raises(TypeError, match="after: this is one string"):
+        Flow("f").task("b", job.new(), after="a")
+
+
 def test_jobs_that_cannot_start_are_released(ls: Longshore, queue: str, running: Callable[..., Worker]) -> None:
     """A handler that blocks the event loop keeps others from starting; another worker gets them."""
     blocked, let_go = threading.Event(), threading.Event()
@@ -410,27 +502,6 @@ def test_a_handler_that_blocks_the_loop_for_three_renewals_keeps_its_lease(
     worker = running(stale_after=3.0)
     renewal = worker._exchange.renew_within
     assert blocking.enqueue_sync(seconds=5 * renewal).result_sync(30) == [1, None]
-
-
-def test_a_process_runs_jobs_and_its_death_is_a_failed_attempt(
-    server: RunningServer, queue: str, running: Callable[..., Worker]
-) -> None:
-    app = process_jobs.ls
-    app.configure(server.url)
-    running(app, queues=[queue])
-    with_queue: dict[str, Any] = {"queue": queue, "max_attempts": 1}
-    pid, double = process_jobs.doubles.options(**with_queue).enqueue_sync(n=4).result_sync(30)
-    assert (double, pid == os.getpid()) == (8, False)
-    with pytest.raises(JobFailed, match=r"killed by signal 9 \(SIGKILL\)"):
-        process_jobs.dies.options(**with_queue).enqueue_sync().result_sync(30)
-    with pytest.raises(JobFailed, match="ValueError: it broke"):
-        process_jobs.breaks.options(**with_queue).enqueue_sync().result_sync(30)
-    with pytest.raises(JobFailed, match="hopeless"):
-        process_jobs.fails.options(**with_queue).enqueue_sync().result_sync(30)
-    slow = process_jobs.waits.options(queue=queue, max_attempts=1, timeout=0.3).enqueue_sync()
-    with pytest.raises(JobFailed, match="timed out"):
-        slow.result_sync(30)
-    assert process_jobs.steps.options(queue=queue).enqueue_sync().result_sync(30) == [1, [1, "done"]]
 
 
 def test_flows_pass_results_to_the_next_task(ls: Longshore, queue: str, running: Callable[..., Worker]) -> None:

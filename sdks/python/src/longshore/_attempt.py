@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._enqueue import NewJob, to_json
 from ._errors import Cancel, Cancelled, Fail, LeaseLost, PayloadMismatch, Retry, Snooze
 
 if TYPE_CHECKING:
+    from ._app import Longshore
+    from ._context import Backend
     from ._job import Job
 
+log = logging.getLogger("longshore.worker")
 #: Why an attempt has to stop.
 Reason = Literal["cancel", "timeout", "lease_lost", "shutdown"]
 
 BUFFERED, STARTED, ENDED = 0, 1, 2
 _waiters_lock = threading.Lock()
 _MAX_ERROR = 8_000
+#: The largest result, step and checkpoint that the server stores, in bytes of JSON.
+MAX_VALUE = 1 << 20
+#: The largest end of an attempt with its follow-up jobs. The body of a call may have 16 MiB.
+_MAX_END = 8 << 20
 
 
 class Cancellation:
@@ -53,7 +62,10 @@ class Cancellation:
         if event is not None:
             event.set()
         for callback in callbacks or ():
-            callback()
+            try:
+                callback()
+            except Exception:  # must not end the thread that talks to the server
+                log.exception("a callback of a cancellation failed")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks the thread until the attempt has to stop, or the time is up. Returns whether it has to stop."""
@@ -74,19 +86,35 @@ class Cancellation:
             if not done.done():
                 done.set_result(None)
 
-        self.on_set(lambda: loop.call_soon_threadsafe(finish))
-        await done
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(finish)
+
+        self.on_set(wake)
+        try:
+            await done
+        finally:
+            with _waiters_lock:
+                if self._callbacks is not None and wake in self._callbacks:
+                    self._callbacks.remove(wake)
 
     def on_set(self, callback: Callable[[], Any]) -> None:
+        """Calls a function when the attempt has to stop, on the thread that learns of it."""
         with _waiters_lock:
             if self.reason is None:
-                self._callbacks = [*(self._callbacks or ()), callback]
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
                 return
         callback()
 
     def raise_if_set(self) -> None:
         if self.reason is not None:
             raise Cancelled(self.reason)
+
+
+class FailedElsewhere(Exception):
+    """An error of a child process. The message has its type and place already."""
 
 
 class EncodedResult(str):
@@ -115,6 +143,7 @@ class Attempt:
         "state",
         "stop",
         "waits",
+        "was_rejected",
     )
 
     def __init__(self, job: dict[str, Any], kind: Job[Any, Any]) -> None:
@@ -135,9 +164,11 @@ class Attempt:
         self.follow_ups: list[NewJob] | None = None
         #: Whether an outcome was reported. Only the first counts.
         self.is_settled = False
+        #: Whether the server rejected the outcome, and another one was reported instead.
+        self.was_rejected = False
         self.is_lost = False
         self.is_suspended = False
-        #: Calls that may suspend the job and have no reply yet.
+        #: Calls that may suspend the job and have no reply yet. See `waiting`.
         self.waits = 0
         #: Interrupts the handler; set by the executor.
         self.stop: Callable[[], None] | None = None
@@ -148,23 +179,82 @@ class Attempt:
         if seconds is not None:
             self.deadline = self.started_at + seconds
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A call that may suspend the job. Meanwhile, the end of its lease is no reason to stop the handler."""
+        with _waiters_lock:
+            self.waits += 1
+        try:
+            yield
+        finally:
+            with _waiters_lock:
+                self.waits -= 1
+
+    def arguments(self, context: Any, app: Longshore, backend: Backend) -> dict[str, Any]:
+        """The arguments for the handler. Raises `PayloadMismatch`."""
+        signature = self.kind.signature
+        arguments = signature.decode(self.payload)
+        if signature.context_parameter is not None:
+            arguments[signature.context_parameter] = context(app, self, backend)
+        return arguments
+
     # --- How it ends, as the JSON text of an item of `settle` ---
 
+    def ended(self, result: Any, error: BaseException | None) -> str:
+        """The outcome of a handler that returned a result or raised an error."""
+        try:
+            if error is not None:
+                return self.ended_with(error)
+            if self.cancellation.reason == "timeout":
+                return self.timed_out()
+            return self.succeeded(result)
+        except Exception as problem:
+            log.exception("job %s: its end cannot be reported", self.id)
+            return self.outcome("failed", error=f"its end cannot be reported: {describe(problem)}")
+
     def succeeded(self, result: Any) -> str:
-        """Raises TypeError or ValueError if the result is not JSON."""
         if result is None:
             end = "null"
-        elif isinstance(result, EncodedResult):
-            end = result
         else:
-            end = to_json(self.kind.signature.result.encode(result)).decode()
+            try:
+                end = limited("result", self._encode(result))
+            except Fail as problem:
+                return self.outcome("failed", error=str(problem), permanent=True)
+            except Exception as problem:  # raised by the user's types too
+                return self.outcome("failed", error=f"the result is not JSON: {problem}", permanent=True)
         if not self.follow_ups:
             return f'{self.ref},"outcome":"succeeded","result":{end}}}'
-        follow_ups = to_json([job.to_follow_up() for job in self.follow_ups]).decode()
+        try:
+            follow_ups = to_json([job.to_follow_up() for job in self.follow_ups]).decode()
+        except (TypeError, ValueError) as problem:
+            return self.outcome("failed", error=f"a follow-up job is not JSON: {problem}", permanent=True)
+        if len(end) + len(follow_ups) > _MAX_END:
+            message = (
+                f"the follow-up jobs have {len(follow_ups)} bytes of JSON; use fewer, or enqueue them in batches"
+            )
+            return self.outcome("failed", error=message, permanent=True)
         return f'{self.ref},"outcome":"succeeded","result":{end},"follow_ups":{follow_ups}}}'
+
+    def _encode(self, result: Any) -> bytes:
+        if isinstance(result, EncodedResult):
+            return result.encode()
+        return to_json(self.kind.signature.result.encode(result))
+
+    def instead_of(self, text: str, message: str) -> str | None:
+        """The outcome to report after the server rejected one. None if it rejected this one too."""
+        if self.was_rejected:
+            return None
+        self.was_rejected = True
+        if not text.startswith(f'{self.ref},"outcome":"succeeded"'):
+            return self.outcome("failed", error=f"the end of the attempt was rejected: {message}")
+        if self.follow_ups:
+            # The reason may pass, for example if the queue of a follow-up job is full.
+            return self.outcome("failed", error=f"the follow-up jobs cannot be stored: {message}")
+        return self.outcome("failed", error=f"the result cannot be stored: {message}", permanent=True)
 
     def ended_with(self, error: BaseException) -> str:
         """The outcome for an exception of the handler."""
+        error = _without_group(error)
         reason = self.cancellation.reason
         if reason == "shutdown" and not isinstance(error, (Retry, Fail, Snooze, Cancel)):
             return self.released()
@@ -198,7 +288,7 @@ class Attempt:
 
     def outcome(self, name: str, **fields: Any) -> str:
         if "error" in fields:
-            fields["error"] = _shorten(fields["error"])
+            fields["error"] = _storable(fields["error"])
         rest = json.dumps({"outcome": name, **fields}, allow_nan=False)[1:]
         return f"{self.ref},{rest}"
 
@@ -207,9 +297,13 @@ def describe(error: BaseException) -> str:
     """The error as it is stored with the job: its type, its message and where it was raised."""
     if isinstance(error, (asyncio.CancelledError, Cancelled, LeaseLost)) and not error.args:
         return "the handler was cancelled"
-    if type(error).__name__ in ("HandlerFailed", "ProcessDied"):
+    if isinstance(error, FailedElsewhere):
         return str(error)
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        message = str(error)
+    except Exception:  # the user's class may have any `__str__`
+        message = ""
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
@@ -219,6 +313,26 @@ def describe(error: BaseException) -> str:
     return f"{text} (in {code.co_name}, {code.co_filename.rsplit('/', 1)[-1]}:{place.tb_lineno})"
 
 
-def _shorten(text: str) -> str:
+def _without_group(error: BaseException) -> BaseException:
+    """The only error in a group, as a TaskGroup raises it, so that `Retry`, `Fail` and the others also work there."""
+    nested = getattr(error, "exceptions", None)
+    if isinstance(nested, tuple) and len(nested) == 1 and isinstance(nested[0], BaseException):
+        return _without_group(nested[0])
+    return error
+
+
+def limited(what: str, encoded: bytes) -> str:
+    """The JSON of a value, unless the server would refuse it."""
+    if len(encoded) > MAX_VALUE:
+        raise Fail(
+            f"{what}: {len(encoded)} bytes of JSON exceed the limit of {MAX_VALUE}; store the data elsewhere and "
+            "keep a reference"
+        )
+    return encoded.decode()
+
+
+def _storable(text: str) -> str:
+    """The text without what databases and JSON do not have: NUL, and halves of surrogate pairs."""
     text = text.replace("\x00", "")
-    return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + "…"
+    text = text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + "…"
+    return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""What handlers ask the server: the implementation of `Backend` for a worker.
+"""The calls that handlers make: the implementation of `Backend` for a worker.
 
 Steps, checkpoints and progress travel with the next exchange. Waits, children and inputs are calls of their own, on
 threads of their own, so that a handler that waits for a reply does not block others.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,13 +50,13 @@ class WorkerBackend:
         return self._submit(attempt, "journal", {}, lambda reply: list(reply["steps"]))
 
     def wait(self, attempt: Attempt, waits: list[dict[str, Any]]) -> Future[list[DoneWait]]:
-        def read(reply: dict[str, Any]) -> list[DoneWait]:
-            self._check_status(attempt, reply)
-            attempt.waits -= 1
-            return [DoneWait(done["name"], done["event"], done["payload"]) for done in reply["done"]]
+        def ask() -> list[DoneWait]:
+            with attempt.waiting():
+                reply = self._ask(attempt, "wait", {"waits": waits})
+                self._check_status(attempt, reply)
+                return [DoneWait(done["name"], done["event"], done["payload"]) for done in reply["done"]]
 
-        attempt.waits += 1
-        return self._submit(attempt, "wait", {"waits": waits}, read)
+        return self._calls.submit(ask)
 
     def spawn(self, attempt: Attempt, name: str, jobs: list[dict[str, Any]]) -> Future[None]:
         def read(reply: dict[str, Any]) -> None:
@@ -64,23 +65,22 @@ class WorkerBackend:
         return self._submit(attempt, "spawn", {"name": name, "jobs": jobs}, read)
 
     def join(self, attempt: Attempt, name: str) -> Future[list[Child]]:
-        def pages() -> list[Child]:
+        def ask() -> list[Child]:
             children: list[Child] = []
             after = None
-            while True:
-                reply = self._ask(attempt, "join", {"name": name, "after": after, "limit": 1000})
-                self._check_status(attempt, reply)
-                for child in reply["children"]:
-                    children.append(
-                        Child(child["id"], child["task"], child["outcome"], child["result"], child["error"])
-                    )
-                after = reply["next"]
-                if after is None:
-                    attempt.waits -= 1
-                    return children
+            with attempt.waiting():
+                while True:
+                    reply = self._ask(attempt, "join", {"name": name, "after": after, "limit": 1000})
+                    self._check_status(attempt, reply)
+                    for child in reply["children"]:
+                        children.append(
+                            Child(child["id"], child["task"], child["outcome"], child["result"], child["error"])
+                        )
+                    after = reply["next"]
+                    if after is None:
+                        return children
 
-        attempt.waits += 1
-        return self._calls.submit(pages)
+        return self._calls.submit(ask)
 
     def inputs(self, attempt: Attempt) -> Future[list[Input]]:
         def read(reply: dict[str, Any]) -> list[Input]:
@@ -125,7 +125,9 @@ class WorkerBackend:
             else:
                 if delay is None:
                     break
-            if (attempt.cancellation.wait(delay) and attempt.is_lost) or self._exchange.is_closed:
+            # Not `cancellation.wait`, which returns at once if the attempt has to stop for another reason.
+            time.sleep(delay)
+            if attempt.is_lost or self._exchange.is_closed:
                 raise lease_lost(attempt)
         if reply.status == 200:
             answer: dict[str, Any] = json.loads(reply.body)

@@ -9,14 +9,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from ._app import Longshore
 from ._errors import LongshoreError
 from ._version import VERSION
 from ._worker import WorkerSettings
 
+#: How long what is registered with `atexit` and threads of handlers may take.
+_EXIT_TIMEOUT = 5.0
 _SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"}
 
 
@@ -27,6 +31,9 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=options.log.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         app = load(options.app)
+    except LongshoreError as error:
+        _exit(error)
+    try:
         settings: WorkerSettings = {"concurrency": options.concurrency, "grace": options.grace}
         settings["stale_after"] = options.stale_after
         if options.queues:
@@ -35,16 +42,42 @@ def main(arguments: list[str] | None = None) -> None:
             settings["kinds"] = options.kinds.split(",")
         if options.name:
             settings["name"] = options.name
-        app.work(**settings)
-    except (LongshoreError, ValueError, ImportError) as error:
-        print(f"longshore-worker: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        worker = app.worker(**settings)
+    except (LongshoreError, ValueError) as error:
+        _exit(error)
+    # Other errors come from the application, and their traceback says where.
+    try:
+        worker.run()
+    except LongshoreError as error:
+        _exit(error)
+    _end_soon()
+
+
+def _end_soon() -> None:
+    """Python waits for the threads of `asyncio.to_thread` before it exits. The job of such a thread was released and
+    may run elsewhere, so the process does not wait for long."""
+    timer = threading.Timer(_EXIT_TIMEOUT, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
+def _exit(error: Exception) -> NoReturn:
+    print(f"longshore-worker: {error}", file=sys.stderr)
+    raise SystemExit(1) from None
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="longshore-worker", description="Run the jobs of an application.")
+    # Without abbreviations: `--reload` is removed from the arguments of the child by its full name.
+    parser = argparse.ArgumentParser(
+        prog="longshore-worker", description="Run the jobs of an application.", allow_abbrev=False
+    )
     parser.add_argument("app", help="where the Longshore object is, like `shop.jobs:ls`; `:ls` is the default")
-    parser.add_argument("--concurrency", type=int, default=int(os.environ.get("WORKER_CONCURRENCY", "10")))
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        default=os.environ.get("WORKER_CONCURRENCY", "10"),
+        help="how many jobs run at once; WORKER_CONCURRENCY, or 10",
+    )
     parser.add_argument("--queues", help="queues to lease from, separated by commas; * for every queue")
     parser.add_argument("--kinds", help="kinds to run, separated by commas; all by default")
     parser.add_argument("--name", help="a display name")
@@ -65,7 +98,13 @@ def load(reference: str) -> Longshore:
     # Like `python -m`: modules of the current folder can be imported.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    module = importlib.import_module(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A module that the application imports is another matter: its traceback says where.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise LongshoreError(f"there is no module `{module_name}` in {os.getcwd()} or on PYTHONPATH") from None
     app = getattr(module, name, None)
     if not isinstance(app, Longshore):
         raise LongshoreError(f"`{module_name}` has no Longshore object `{name}`; name it like `{module_name}:app`")
@@ -91,6 +130,8 @@ def _reload(arguments: list[str]) -> int:
         # In a session of its own: Ctrl-C in the terminal would otherwise reach it in addition to the signal from
         # here, and a second signal ends the grace period.
         child = subprocess.Popen(command, start_new_session=True)
+        if is_stopped:  # the signal came before there was a child
+            child.send_signal(signal.SIGTERM)
         while not is_stopped and _snapshot() == seen:
             time.sleep(0.3)
         if not is_stopped and child.poll() is None:

@@ -11,6 +11,7 @@ import binascii
 import collections.abc
 import dataclasses
 import enum
+import json
 import sys
 import types
 import typing
@@ -89,6 +90,8 @@ def _from_text(expected: str, parse: Callable[[str], Any]) -> Callable[[Json], A
 
 
 def _parse_datetime(text: str) -> datetime:
+    if len(text) <= len("2030-01-02"):
+        raise ValueError("a date without a time")
     # Python 3.10 reads neither `Z` nor fractions of other lengths than three and six digits.
     if text.endswith(("Z", "z")):
         text = text[:-1] + "+00:00"
@@ -120,6 +123,8 @@ def _encode_any(value: Any) -> Json:
 
 
 def _codec_of_value_type(kind: type) -> Codec:
+    if kind is object:  # as an annotation it means any value
+        raise TypeError("`object` cannot be converted to JSON")
     known = _value_codecs.get(kind)
     if known is None:
         known = _value_codecs[kind] = codec_for(kind)
@@ -253,6 +258,10 @@ class _Builder:
         def encode(value: Any) -> Json:
             if value is None:
                 return None
+            # The exact type first: a datetime is also a date.
+            for argument, member in members:
+                if type(value) is argument:
+                    return member.encode(value)
             for argument, member in members:
                 if _is_instance(value, argument):
                     return member.encode(value)
@@ -309,7 +318,7 @@ class _Builder:
         )
 
     def enum(self, kind: type[enum.Enum]) -> Codec:
-        values = {member.value: member for member in kind}
+        values = {_json_scalar(member.value, f"`{_name(kind)}.{member.name}`"): member for member in kind}
 
         def decode(value: Json) -> Any:
             try:
@@ -370,7 +379,8 @@ class _Builder:
 
         def decode(value: Json) -> Any:
             try:
-                return kind.model_validate(value)
+                # As JSON: a strict model accepts a string for a datetime only there.
+                return kind.model_validate_json(json.dumps(value))
             except ValueError as error:
                 details: list[Any] = getattr(error, "errors", list)()
                 if not details:
@@ -378,7 +388,8 @@ class _Builder:
                 path = tuple(f"[{part}]" if isinstance(part, int) else str(part) for part in details[0]["loc"])
                 raise DecodeError(str(details[0]["msg"]), path) from None
 
-        codec = Codec(lambda value: value.model_dump(mode="json"), decode, {"$ref": f"#/$defs/{name}"})
+        # By alias, because that is how the model is read.
+        codec = Codec(lambda value: value.model_dump(mode="json", by_alias=True), decode, {"$ref": f"#/$defs/{name}"})
         self.named[kind] = codec
         return codec
 
@@ -413,7 +424,7 @@ def _sequence(item: Codec, target: Any, extra: Schema) -> Codec:
 
 def _subclass(kind: Any, simple: Any) -> Codec:
     base = _SIMPLE[simple]
-    return Codec(lambda value: simple(value), lambda value: kind(base.decode(value)), base.schema)
+    return Codec(lambda value: base.encode(simple(value)), lambda value: kind(base.decode(value)), base.schema)
 
 
 def _optional(member: Codec) -> Codec:
@@ -431,7 +442,19 @@ def _optional(member: Codec) -> Codec:
     )
 
 
+def _json_scalar(value: Any, what: str) -> Any:
+    """A value of an enum or a Literal, which is compared with the value in JSON."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, (str, int)) and not isinstance(value, enum.Enum):
+        return value
+    raise TypeError(f"{what} is not a string or a number in JSON; give it a value that is one")
+
+
 def _literal(values: tuple[Any, ...]) -> Codec:
+    for known in values:
+        _json_scalar(known, f"`{known!r}`")
+
     def decode(value: Json) -> Any:
         for known in values:
             if known == value and type(known) is type(value):

@@ -225,6 +225,12 @@ class _BaseContext:
             raise Fail(f"{what} `{name}`: an earlier version of this job waited under this name; use another name")
         return True, step.get("value")
 
+    def _check_lease(self) -> None:
+        """Refuses work that could not be stored: the lease is lost, or the end of the attempt was reported."""
+        attempt = self._attempt
+        if attempt.is_lost or attempt.is_settled or attempt.cancellation.reason == "lease_lost":
+            raise LeaseLost(f"lease {self.lease_no} of job {self.id} has ended; stop, nothing more is stored")
+
     def _suspended(self) -> Suspended:
         self._attempt.is_suspended = True
         return Suspended(f"job {self.id} waits without a worker")
@@ -339,6 +345,10 @@ class Context(_BaseContext):
         self._working = 0
         self._pending: list[tuple[dict[str, Any], asyncio.Future[DoneWait]]] = []
         self._flush: asyncio.Task[None] | None = None
+        #: Set when the last step in progress ends.
+        self._idle: asyncio.Event | None = None
+        #: Calls in flight that may suspend the job.
+        self._suspensions: set[asyncio.Future[Any]] = set()
         self._journal_lock: asyncio.Lock | None = None
 
     async def save_checkpoint(self, value: Json) -> None:
@@ -363,6 +373,8 @@ class Context(_BaseContext):
         with self._work():
             is_stored, value = self._stored("step", name)
             if not is_stored:
+                await self._not_suspending()
+                self._check_lease()
                 value = work()
                 if inspect.isawaitable(value):
                     value = await value
@@ -404,8 +416,13 @@ class Context(_BaseContext):
     async def join(self, name: str) -> Children:
         """Waits, without a worker, until all children have ended."""
         self._use("join", name, name)
+        await asyncio.sleep(0)  # sibling tasks that were created in the same moment reach their first step
+        while self._working:  # no step of a concurrent task is cut short
+            self._idle = self._idle or asyncio.Event()
+            self._idle.clear()
+            await self._idle.wait()
         try:
-            return Children(await asyncio.wrap_future(self._backend.join(self._attempt, name)))
+            return Children(await self._suspending(self._backend.join(self._attempt, name)))
         except Suspended:
             raise self._suspended() from None
 
@@ -423,6 +440,22 @@ class Context(_BaseContext):
             async with self._journal_lock:
                 if self._steps is None:
                     self._read_journal(await asyncio.wrap_future(self._backend.journal(self._attempt)))
+
+    async def _suspending(self, call: Future[T]) -> T:
+        """The reply of a call that may suspend the job."""
+        future = asyncio.wrap_future(call)
+        self._suspensions.add(future)
+        try:
+            return await future
+        finally:
+            self._suspensions.discard(future)
+
+    async def _not_suspending(self) -> None:
+        """Waits for calls in flight that may suspend the job: the work of a step must not start just before."""
+        while self._suspensions:
+            await asyncio.wait(set(self._suspensions))
+            if self._attempt.is_suspended:
+                raise self._suspended()
 
     def _work(self) -> _Working:
         return _Working(self)
@@ -446,7 +479,7 @@ class Context(_BaseContext):
             pending, self._pending = self._pending, []
             try:
                 bodies = [body for body, _ in pending]
-                over = await asyncio.wrap_future(self._backend.wait(self._attempt, bodies))
+                over = await self._suspending(self._backend.wait(self._attempt, bodies))
             except BaseException as error:
                 if isinstance(error, Suspended):
                     error = self._suspended()
@@ -481,6 +514,8 @@ class _Working:
 
     def __exit__(self, *_: object) -> None:
         self.context._working -= 1
+        if self.context._working == 0 and self.context._idle is not None:
+            self.context._idle.set()
         self.context._schedule_flush()
 
 
@@ -500,6 +535,7 @@ class SyncContext(_BaseContext):
         codec = _codec_of(work, returns)
         is_stored, value = self._stored("step", name)
         if not is_stored:
+            self._check_lease()
             value = _encode_step(name, codec, work())
             self._backend.save_step(self._attempt, name, value).result()
         return cast(T, _decode_step(name, codec, value))

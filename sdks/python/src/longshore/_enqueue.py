@@ -58,11 +58,23 @@ def check_options(options: Mapping[str, Any]) -> None:
     unknown = options.keys() - _OPTION_NAMES
     if unknown:
         raise TypeError(f"{', '.join(sorted(unknown))}: no such option; use {', '.join(sorted(_OPTION_NAMES))}")
+    check_strings("tags", options.get("tags"))
+    check_strings("flags", options.get("flags"))
+
+
+def check_strings(field: str, values: Iterable[str] | None) -> None:
+    """Refuses a string where a list of strings is expected. Type checkers accept it, as an iterable of characters."""
+    if isinstance(values, str):
+        raise TypeError(f"{field}: this is one string; pass a list: [{values!r}]")
+
+
+#: Made once: `json.dumps` with options makes an encoder for every call.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def to_json(value: Json) -> bytes:
     """Compact JSON. Refuses NaN and infinity, which JSON does not have."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,7 @@ class NewJob:
             elif name == "delay":
                 body["delay_seconds"] = seconds(value)
             elif name == "run_at":
-                body["run_at"] = _utc(value)
+                body["run_at"] = to_utc(value).isoformat().replace("+00:00", "Z")
             elif name in ("tags", "flags"):
                 body[name] = list(value)
             else:
@@ -103,8 +115,9 @@ class NewJob:
         return self.to_wire(with_id=False)
 
 
-def _utc(value: datetime) -> str:
-    return value.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+def to_utc(value: datetime) -> datetime:
+    """A time without a zone is local time, as everywhere in Python."""
+    return value.astimezone(timezone.utc)
 
 
 @dataclass
@@ -140,6 +153,8 @@ class Flow:
     ) -> Flow:
         """Adds a task. It starts when the tasks in `after` have succeeded, those in `after_end` have ended, and
         those in `after_failure` have failed."""
+        for link, names in (("after", after), ("after_end", after_end), ("after_failure", after_failure)):
+            check_strings(link, names)
         body = _member(job)
         if name is not None:
             body["task"] = name

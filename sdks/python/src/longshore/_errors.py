@@ -76,7 +76,8 @@ class JobFailed(LongshoreError):
 
     slug = "job_failed"
 
-    def __init__(self, message: str, *, job_id: str, job_status: str) -> None:
+    def __init__(self, message: str, *, job_id: str = "", job_status: str = "") -> None:
+        # The defaults let it be pickled, which calls the class with the message only.
         super().__init__(message)
         self.job_id = job_id
         self.job_status = job_status
@@ -156,7 +157,10 @@ class Snooze(Exception):
 
     def __init__(self, seconds: float | timedelta) -> None:
         self.seconds = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
-        super().__init__(f"snoozed for {self.seconds} s")
+        super().__init__(self.seconds)
+
+    def __str__(self) -> str:
+        return f"snoozed for {self.seconds:g} s"
 
 
 class Suspended(BaseException):

@@ -1,4 +1,4 @@
-"""The worker's conversation with the server: leases, reports and renewals. `_backend.py` has the calls of handlers.
+"""The worker's calls to the server: leases, reports and renewals. `_backend.py` has the calls of handlers.
 
 Every call runs on a thread of its own with its own connection, so that a handler that blocks the event loop loses
 no lease. Two threads exchange results for jobs (`POST /leases`), one waits for cancels while all slots are in use,
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from . import _wire
-from ._attempt import Attempt, Reason
+from ._attempt import Attempt, Reason, limited
 from ._codec import Json
 from ._enqueue import to_json
 from ._errors import Fail, LeaseLost, LongshoreError, ValidationError, error_from_reply
@@ -38,25 +38,29 @@ T = TypeVar("T")
 WAIT = 20.0
 #: How long a call waits for cancels while the worker drains.
 DRAIN_WAIT = 1.0
-#: The server releases leases that a call does not list two seconds after it granted them. If a reply was lost, jobs
-#: may have been lost with it, so the next calls are soon enough to name what the worker holds.
+#: After a lost reply, calls wait only this long. The reply may have contained jobs, and the server releases them when
+#: a call does not list them two seconds after it granted them.
 AFTER_LOST_REPLY = 2.2
 MAX_LIMIT = 500
 #: The server accepts this many leases and reports per call.
 MAX_ITEMS = 1000
 MAX_REPORT_BYTES = 4 << 20
 MAX_PROGRESS = 64 << 10
+#: The body of a renewal may have 1.25 MiB.
+MAX_PROGRESS_BYTES = 512 << 10
 #: Reports of short jobs wait this long for others, if more jobs are about to end.
 LINGER = 0.002
-#: The worker repeats its calls while the server cannot be reached, and says so this often.
+#: The worker repeats its calls while the server cannot be reached, and logs it this often.
 WARN_EVERY = 10.0
 _PROGRESS_INTERVAL = 0.5
-_MAX_DELAY = 2.0
+_MIN_DELAY, _MAX_DELAY = 0.05, 2.0
+#: The longest `Retry-After` that the worker follows. Reports and renewals have to go on.
+_MAX_RETRY_AFTER = 10.0
 
 
 @dataclass
 class Registration:
-    """How the worker introduces itself."""
+    """What the first call says about the worker."""
 
     name: str | None
     queues: list[str]
@@ -89,6 +93,28 @@ class _Reports:
 
     def __len__(self) -> int:
         return len(self.settles) + len(self.steps) + len(self.checkpoints)
+
+    def halves(self) -> tuple[_Reports, _Reports]:
+        """Two parts, without the progress. Only for two reports or more."""
+        middle = len(self) // 2
+        first, second = _Reports([], [], [], {}), _Reports([], [], [], {})
+        for index, settle in enumerate(self.settles):
+            (first if index < middle else second).settles.append(settle)
+        for index, step in enumerate(self.steps, len(self.settles)):
+            (first if index < middle else second).steps.append(step)
+        for index, checkpoint in enumerate(self.checkpoints, len(self.settles) + len(self.steps)):
+            (first if index < middle else second).checkpoints.append(checkpoint)
+        return first, second
+
+
+@dataclass
+class _Call:
+    """A call of `POST /leases`. Without a `worker_id` it registers the worker, and then it has no reports."""
+
+    worker_id: str | None
+    limit: int
+    wait: float
+    reports: _Reports
 
 
 class Refused(Exception):
@@ -126,7 +152,8 @@ class Exchange:
         self._waiting_thread = 0
         self._waiting_connections: dict[int, Connection] = {}
         self._registering_thread = 0
-        self._batch_cap = MAX_ITEMS
+        #: Parts of a batch that the server refused as a whole. Each is sent alone, to find the refused report.
+        self._refused_parts: deque[_Reports] = deque()
         self._lost_reply_at = float("-inf")
         self._warned_at = float("-inf")
         self._is_draining = False
@@ -209,7 +236,7 @@ class Exchange:
         self._settling[attempt.id] = attempt
         if self.active.get(attempt.id) is attempt:
             self.active.pop(attempt.id, None)
-        # A report of progress that is not sent yet goes with the same call, and is stored first.
+        # Progress that is not sent yet goes with the same call, and is stored first.
         self._outbox.append((attempt, text))
         self.wake()
 
@@ -255,51 +282,52 @@ class Exchange:
             self.worker_id = None
             self.registered.clear()
             lost = list(self.active.values())
-            self._settling.clear()
-            self._outbox.clear()
+            stored = [*self._steps, *self._checkpoints]
+            for part in self._refused_parts:
+                stored += [*part.steps, *part.checkpoints]
+            for reports in (self._settling, self._outbox, self._steps, self._checkpoints, self._progress):
+                reports.clear()
+            self._refused_parts.clear()
             self._last_acknowledged = time.monotonic()
             self._abort_waits()  # they belong to the old registration
             self._changed.notify_all()
         for attempt in lost:
             self.lose(attempt)
+        self._fail_stored(stored, LeaseLost("the worker was declared dead"))
 
     # --- The exchange ---
 
     def _exchange_loop(self) -> None:
         connection = Connection(self.server)
-        delay = 0.05
-        while True:
-            plan = self._next_call()
-            if plan is None:
-                connection.close()
-                return
-            limit, wait, reports = plan
-            is_ok = False
+        delay = _MIN_DELAY
+        while (call := self._next_call()) is not None:
+            pause: float | None = 0.0
             try:
-                is_ok = self._call(connection, limit, wait, reports)
+                pause = self._send(connection, call)
             except Refused as error:
                 self.fatal = error
                 self.registered.set()
                 self.on_fatal()
             except Exception:
                 log.exception("unexpected error in the exchange with the server")
-                self._give_back(reports)
+                self._give_back(call)
             finally:
                 with self._changed:
-                    self._open_limit -= limit
+                    self._open_limit -= call.limit
                     if self._registering_thread == threading.get_ident():
                         self._registering_thread = 0
                     self._end_wait(connection)
                     if self._waiting_thread == threading.get_ident():
                         self._waiting_limit, self._waiting_thread = -1, 0
                     self._changed.notify_all()
-            if is_ok:
-                delay = 0.05
+            if pause is None:
+                delay = _MIN_DELAY
             elif not self.is_closed:
-                delay = min(_MAX_DELAY, random.uniform(0.05, delay * 3))
-                time.sleep(delay)
+                delay = min(_MAX_DELAY, random.uniform(_MIN_DELAY, delay * 3))
+                time.sleep(max(delay, pause))
+        connection.close()
 
-    def _next_call(self) -> tuple[int, float, _Reports] | None:
+    def _next_call(self) -> _Call | None:
         """Waits until there is something to report or to lease. None ends the thread."""
         while True:
             if self._outbox and not self.is_hurried() and len(self._outbox) < MAX_LIMIT // 4:
@@ -314,15 +342,18 @@ class Exchange:
                 finally:
                     self._idle_threads -= 1
                 limit, wait = plan
+                worker_id = self.worker_id
+                if worker_id is None:
+                    # The server refuses reports of a worker that it does not know.
+                    self._registering_thread = threading.get_ident()
+                    return _Call(None, 0, wait, _Reports([], [], [], {}))
                 reports = self._take_reports()
                 if reports:
                     wait = 0.0
                 elif wait == 0.0:
                     continue
                 self._open_limit += limit
-                if self.worker_id is None:
-                    self._registering_thread = threading.get_ident()
-                return limit, wait, reports
+                return _Call(worker_id, limit, wait, reports)
 
     def _plan(self) -> tuple[int, float] | None:
         """The limit and the wait of the next call, or None if no call is needed."""
@@ -331,7 +362,7 @@ class Exchange:
         if self.worker_id is None:
             return (0, 0.01) if not self._is_draining else None
         free = 0 if self._is_draining else max(0, min(MAX_LIMIT, self._free_slots() - self._open_limit))
-        if self._outbox or self._steps or self._checkpoints:
+        if self._outbox or self._steps or self._checkpoints or self._refused_parts:
             return free, 0.0
         # The limit of a call that waits does not grow. If more slots are free than it counts, another call takes
         # its place: the server ends the wait of the first one.
@@ -354,7 +385,9 @@ class Exchange:
         connection.is_aborted = False
 
     def _take_reports(self) -> _Reports:
-        cap, size = self._batch_cap, 0
+        if self._refused_parts:
+            return self._refused_parts.popleft()
+        cap, size = MAX_ITEMS, 0
         settles: list[tuple[Attempt, str]] = []
         while self._outbox and len(settles) < cap and size < MAX_REPORT_BYTES:
             entry = self._outbox.popleft()
@@ -375,54 +408,68 @@ class Exchange:
 
     def _take_progress(self) -> dict[str, tuple[Attempt, str]]:
         taken: dict[str, tuple[Attempt, str]] = {}
-        while self._progress and len(taken) < MAX_ITEMS:  # handlers add entries meanwhile
-            id, entry = self._progress.popitem()
-            taken[id] = entry
+        size = 0
+        for id in list(self._progress):  # handlers add entries meanwhile
+            if len(taken) == MAX_ITEMS or size > MAX_PROGRESS_BYTES:
+                break
+            entry = self._progress.pop(id, None)
+            if entry is not None:
+                taken[id] = entry
+                size += len(entry[1])
         return taken
 
-    def _give_back(self, reports: _Reports) -> None:
-        """The reply was lost. The reports are sent again; the server counts each of them once."""
-        self._outbox.extendleft(reversed(reports.settles))
-        self._steps.extendleft(reversed(reports.steps))
-        self._checkpoints.extendleft(reversed(reports.checkpoints))
-        for id, entry in reports.progress.items():
-            self._progress.setdefault(id, entry)
+    def _give_back_progress(self, progress: dict[str, tuple[Attempt, str]]) -> None:
+        for id, entry in progress.items():
+            if not entry[0].is_settled:
+                self._progress.setdefault(id, entry)
 
-    def _call(self, connection: Connection, limit: int, wait: float, reports: _Reports) -> bool:
-        """One call of `POST /leases`. Returns whether the server accepted it."""
-        worker_id = self.worker_id
-        body = self._body(worker_id, limit, wait, reports)
+    def _give_back(self, call: _Call) -> None:
+        """The reply was lost. The reports are sent again; the server counts each of them once."""
+        reports = call.reports
+        with self._changed:
+            is_ours = self.worker_id == call.worker_id
+            if is_ours:
+                self._outbox.extendleft(reversed(reports.settles))
+                self._steps.extendleft(reversed(reports.steps))
+                self._checkpoints.extendleft(reversed(reports.checkpoints))
+                self._give_back_progress(reports.progress)
+        if not is_ours:  # declared dead meanwhile: its leases are lost
+            self._fail_stored([*reports.steps, *reports.checkpoints], LeaseLost("the worker was declared dead"))
+
+    def _send(self, connection: Connection, call: _Call) -> float | None:
+        """One call of `POST /leases`. Returns None if the server accepted it, otherwise the minimum pause."""
+        worker_id, wait = call.worker_id, call.wait
+        body = self._body(call)
         if wait and worker_id is not None and not self._begin_wait(connection, worker_id):
-            return True
+            return None
         sent = time.monotonic()
         try:
             # Not repeated here: the lost reply may have contained jobs, which the next call has to give back.
             request = Request("POST", "/leases", body, wait=wait, repeatable=False)
             reply = connection.send(request, timeout=max(5.0, self.renew_within))
         except (OSError, http.client.HTTPException) as error:
-            self._give_back(reports)
+            self._give_back(call)
             if self.worker_id != worker_id:
-                return True
-            if limit and not isinstance(error, ConnectFailed):
+                return None
+            if call.limit and not isinstance(error, ConnectFailed):
                 self._lost_reply_at = time.monotonic()
             if not self._is_draining and time.monotonic() > self._warned_at + WARN_EVERY:
                 self._warned_at = time.monotonic()
                 log.warning("%s", unreachable(self.server, error))
-            return False
+            return 0.0
         if reply.status == 200:
             self._last_acknowledged = max(self._last_acknowledged, sent)
-            self._batch_cap = MAX_ITEMS
-            self._accept(worker_id, json.loads(reply.body), reports)
-            return True
-        return self._refused(worker_id, reply, reports)
+            self._accept(worker_id, json.loads(reply.body), call.reports)
+            return None
+        return self._refused(call, reply)
 
-    def _body(self, worker_id: str | None, limit: int, wait: float, reports: _Reports) -> bytes:
-        registration = self.registration
+    def _body(self, call: _Call) -> bytes:
+        registration, worker_id, reports = self.registration, call.worker_id, call.reports
         head: dict[str, Any] = {
             "queues": registration.queues,
             "kinds": registration.kinds,
-            "limit": limit,
-            "wait_seconds": wait if worker_id is not None else 0,
+            "limit": call.limit,
+            "wait_seconds": call.wait if worker_id is not None else 0,
         }
         if worker_id is None:
             head |= {
@@ -484,9 +531,11 @@ class Exchange:
     def _settled(self, attempt: Attempt, text: str, outcome: _wire.ReportResult, message: str | None) -> None:
         if outcome == "rejected":
             log.error("job %s: the server rejected its report: %s", attempt.id, message)
-            if '"outcome":"succeeded"' in text:
-                error = f"the result cannot be stored: {message}"
-                self._outbox.append((attempt, attempt.outcome("failed", error=error, permanent=True)))
+            # The worker still holds the lease. Without another end, the server would release the job and
+            # run it again, uncharged, time after time.
+            instead = attempt.instead_of(text, str(message))
+            if instead is not None:
+                self._outbox.append((attempt, instead))
                 return
         elif outcome == "lease_lost":
             log.warning("job %s: lost the lease; its result is not stored", attempt.id)
@@ -509,8 +558,10 @@ class Exchange:
     def _handle_lost_and_cancelled(self, reply: _wire.LeaseResponse | _wire.RenewResponse) -> None:
         for ref in reply["lost"]:
             attempt = self.active.get(ref["id"])
+            if attempt is None or attempt.lease_no != ref["lease_no"]:
+                continue
             # A suspended job has no lease either; the reply of its wait says so.
-            if attempt is not None and attempt.lease_no == ref["lease_no"] and not attempt.waits:
+            if not attempt.waits and not attempt.is_suspended:
                 log.warning("job %s: lost the lease; another worker owns the job", attempt.id)
                 self.lose(attempt)
         for ref in reply["cancel"]:
@@ -518,42 +569,43 @@ class Exchange:
             if attempt is not None and attempt.lease_no == ref["lease_no"]:
                 self.stop_attempt(attempt, "cancel")
 
-    def _refused(self, worker_id: str | None, reply: Reply, reports: _Reports) -> bool:
-        error = error_of(reply)
-        if reply.status == 409 and worker_id is not None:
+    def _refused(self, call: _Call, reply: Reply) -> float | None:
+        error, reports = error_of(reply), call.reports
+        if reply.status == 409 and call.worker_id is not None:
             log.warning("the server declared this worker dead; registering again")
+            self._start_over(call.worker_id)
             self._fail_stored([*reports.steps, *reports.checkpoints], LeaseLost("the worker was declared dead"))
-            self._start_over(worker_id)
-            return True
-        if worker_id is None and reply.status in (400, 401, 403, 404, 421, 422):
+            return None
+        if call.worker_id is None and reply.status in (400, 401, 403, 404, 421, 422):
             if reply.status == 403 and self.registration.announce:
                 log.warning("the server does not let this worker describe its kinds: %s", error)
                 self.registration.announce = []
-                return True
+                return None
             raise Refused(f"the server refuses this worker: {error}")
         if reply.status in (400, 413, 422) and reports:
-            return self._shrink(reports, error)
-        self._give_back(reports)
+            self._isolate(reports, error)
+            return None
+        self._give_back(call)
         log.warning("the server replied with status %d: %s", reply.status, error)
-        return False
+        return min(_MAX_RETRY_AFTER, reply.retry_after())
 
-    def _shrink(self, reports: _Reports, error: LongshoreError) -> bool:
-        """The server refuses the whole call. Sends fewer reports, until the one that it refuses is alone."""
+    def _isolate(self, reports: _Reports, error: LongshoreError) -> None:
+        """The server refuses the whole call. Sends its reports in parts, until the one that it refuses is alone."""
         if len(reports) > 1:
-            self._batch_cap = max(1, len(reports) // 2)
-            self._give_back(reports)
-            return True
-        log.error("the server refuses a report: %s", error)
+            with self._changed:
+                self._refused_parts.extend(reports.halves())
+                self._give_back_progress(reports.progress)
+            return
         for attempt, text in reports.settles:
             self._settled(attempt, text, "rejected", str(error))
         self._fail_stored([*reports.steps, *reports.checkpoints], Fail(str(error)))
-        return True
 
     # --- Cancels ---
 
     def _cancel_loop(self) -> None:
         """Waits for cancels while no call waits for work. Such a call claims nothing."""
         connection = Connection(self.server)
+        delay = _MIN_DELAY
         while not self.is_closed:
             worker_id = self.worker_id
             with self._changed:
@@ -563,21 +615,37 @@ class Exchange:
                     continue
                 connection.is_aborted = False
                 self._waiting_connections[threading.get_ident()] = connection
-            wait = DRAIN_WAIT if self._is_draining else WAIT
-            body: dict[str, Any] = {"worker_id": worker_id, "limit": 0, "wait_seconds": wait}
-            body |= {"queues": self.registration.queues, "kinds": self.registration.kinds}
+            is_ok = False
             try:
-                reply = connection.send(Request("POST", "/leases", to_json(body), wait=wait))
-                if reply.status == 200 and self.worker_id == worker_id:
-                    self._handle_lost_and_cancelled(json.loads(reply.body))
-                elif reply.status == 409 and not self.is_closed:
-                    self._start_over(str(worker_id))
+                is_ok = self._await_cancels(connection, str(worker_id))
             except (OSError, http.client.HTTPException):
-                time.sleep(0.1)  # the exchange and the renewals report errors
+                pass  # the exchange and the renewals report errors
+            except Exception:
+                log.exception("unexpected error while waiting for cancels")
             finally:
                 with self._changed:
                     self._end_wait(connection)
+            # A server that replies at once, for example with an error, is not called again at once.
+            delay = _MIN_DELAY if is_ok else min(_MAX_DELAY, random.uniform(_MIN_DELAY, delay * 3))
+            if not self.is_closed:
+                time.sleep(delay)
         connection.close()
+
+    def _await_cancels(self, connection: Connection, worker_id: str) -> bool:
+        """One call that waits for cancels. Returns whether the server accepted it."""
+        wait = DRAIN_WAIT if self._is_draining else WAIT
+        body: dict[str, Any] = {"worker_id": worker_id, "limit": 0, "wait_seconds": wait}
+        body |= {"queues": self.registration.queues, "kinds": self.registration.kinds}
+        sent = time.monotonic()
+        reply = connection.send(Request("POST", "/leases", to_json(body), wait=wait))
+        if reply.status == 200:
+            self._last_acknowledged = max(self._last_acknowledged, sent)
+            if self.worker_id == worker_id:
+                self._handle_lost_and_cancelled(json.loads(reply.body))
+            return True
+        if reply.status == 409 and not self.is_closed:
+            self._start_over(worker_id)
+        return False
 
     # --- Renewals ---
 
@@ -596,21 +664,23 @@ class Exchange:
             if worker_id is None or not (is_due or has_news) or self.is_closed:
                 continue
             last_sent = time.monotonic()
-            self._renew(connection, worker_id, last_sent)
+            try:
+                self._renew(connection, worker_id, self._take_progress())
+            except Exception:  # without this thread, the worker would lose its leases
+                log.exception("could not renew the leases")
         connection.close()
 
-    def _renew(self, connection: Connection, worker_id: str, sent: float) -> None:
-        progress = self._take_progress()
+    def _renew(self, connection: Connection, worker_id: str, progress: dict[str, tuple[Attempt, str]]) -> None:
         body = f'{{"worker_id":"{worker_id}","leases":[{self._held()}]'
         if progress:
             body += ',"progress":[' + ",".join(text for _, text in progress.values()) + "]"
         request = Request("POST", "/leases/renew", (body + "}").encode())
+        sent = time.monotonic()
         try:
             reply = connection.send(request, timeout=max(1.0, self.renew_within))
         except (OSError, http.client.HTTPException) as error:
             log.warning("could not renew the leases: %s", error)
-            for id, entry in progress.items():
-                self._progress.setdefault(id, entry)
+            self._give_back_progress(progress)
             return
         if reply.status == 200:
             self._last_acknowledged = max(self._last_acknowledged, sent)
@@ -620,17 +690,23 @@ class Exchange:
             if not self.is_closed:
                 log.warning("the server declared this worker dead; registering again")
             self._start_over(worker_id)
+        elif reply.status in (400, 413, 422) and progress:
+            # One invalid report refuses the whole renewal.
+            log.error("the server refuses the progress of a job: %s", error_of(reply))
+            self._renew(connection, worker_id, {})
         else:
             log.warning("could not renew the leases: %s", error_of(reply))
+            self._give_back_progress(progress)
 
     # --- What handlers store ---
 
     def save_step(self, attempt: Attempt, name: str, value: Json) -> Future[None]:
-        step = to_json([{"name": name, "value": value}]).decode()
+        encoded = limited(f"step `{name}`", to_json(value))
+        step = f'[{{"name":{json.dumps(name)},"value":{encoded}}}]'
         return self._store(self._steps, attempt, f'{attempt.ref},"steps":{step}}}', f"step `{name}`")
 
     def save_checkpoint(self, attempt: Attempt, value: Json) -> Future[None]:
-        text = f'{attempt.ref},"checkpoint":{to_json(value).decode()}}}'
+        text = f'{attempt.ref},"checkpoint":{limited("checkpoint", to_json(value))}}}'
         return self._store(self._checkpoints, attempt, text, "checkpoint")
 
     def _store(self, outbox: deque[_Stored], attempt: Attempt, text: str, what: str) -> Future[None]:
@@ -648,8 +724,10 @@ class Exchange:
         text = to_json(value)
         if len(text) > MAX_PROGRESS:
             raise ValidationError(f"progress: {len(text)} bytes of JSON are too many; use at most {MAX_PROGRESS}")
+        is_first = not self._progress  # otherwise the thread knows already
         self._progress[attempt.id] = (attempt, f'{attempt.ref},"progress":{text.decode()}}}')
-        self._renew_now.set()
+        if is_first:
+            self._renew_now.set()
 
 
 def error_of(reply: Reply) -> LongshoreError:

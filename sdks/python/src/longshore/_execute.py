@@ -6,19 +6,20 @@ Owns the slots and the buffer of jobs that were leased ahead. Reports ends throu
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from . import _trace
-from ._attempt import BUFFERED, ENDED, STARTED, Attempt
+from ._attempt import BUFFERED, ENDED, STARTED, Attempt, describe
 from ._context import Backend, Context, SyncContext
-from ._errors import Cancelled, Suspended
+from ._errors import Cancelled
 from ._exchange import MAX_LIMIT
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ class Executor:
         self._loop_thread = threading.Thread(target=self._run_loop, name="longshore-loop", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
         self._work: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
+        #: Threads for sync handlers, and the attempts that they run or are about to run.
         self._threads = 0
-        self._idle = 0
+        self._on_threads = 0
         self._processes: ProcessLane | None = None
         self._pace = _Pace()
         self._is_traced = _trace.is_active()
@@ -125,8 +127,9 @@ class Executor:
                 elif attempt.kind.process:
                     self._process_lane().submit(attempt)
                 else:
+                    self._on_threads += 1
                     self._work.put(attempt)
-                    if self._idle < self._work.qsize() and self._threads < self.concurrency:
+                    if self._threads < self._on_threads:
                         self._threads += 1
                         number = self._threads
                         threading.Thread(target=self._thread, name=f"longshore-job-{number}", daemon=True).start()
@@ -144,7 +147,7 @@ class Executor:
             attempt.state = STARTED
         attempt.begin()
         if attempt.cancellation.reason is not None:  # cancelled while it was in the buffer
-            self._end(attempt, None, Cancelled(attempt.cancellation.reason))
+            self._report(attempt, None, Cancelled(attempt.cancellation.reason))
             return False
         return True
 
@@ -154,34 +157,31 @@ class Executor:
             self._pace.ended(attempt.kind.name, time.monotonic() - attempt.started_at)
         with self._lock:
             self._running -= 1
+            if not (attempt.kind.is_async or attempt.kind.process):
+                self._on_threads -= 1
             has_next = bool(self._buffer)
         if has_next:
             self._start_next()
         else:
             self.exchange.wake()
 
-    def _end(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
-        """Reports how an attempt ended."""
+    def finish(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
+        """Reports how an attempt ended, unless it was withdrawn, and gives its slot to the next one."""
+        try:
+            if attempt.state == STARTED:
+                self._report(attempt, result, error)
+        finally:
+            self.free(attempt)
+
+    def _report(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
         attempt.state = ENDED
         if attempt.is_suspended or attempt.is_lost:
             self.exchange.forget(attempt)
             return
-        try:
-            if error is None and attempt.cancellation.reason == "timeout":
-                text = attempt.timed_out()
-            elif error is None:
-                try:
-                    text = attempt.succeeded(result)
-                except (TypeError, ValueError, AttributeError, KeyError) as problem:
-                    text = attempt.outcome("failed", error=f"the result is not JSON: {problem}", permanent=True)
-            else:
-                text = attempt.ended_with(error)
-        except Exception as problem:
-            log.exception("job %s: its end cannot be reported", attempt.id)
-            text = attempt.outcome("failed", error=f"its end cannot be reported: {problem}")
         if error is not None and log.isEnabledFor(logging.INFO):
-            log.info("job %s (%s), attempt %s: %s", attempt.id, attempt.kind.name, attempt.job["attempt"], error)
-        self.exchange.settle(attempt, text)
+            text = describe(error)
+            log.info("job %s (%s), attempt %s: %s", attempt.id, attempt.kind.name, attempt.job["attempt"], text)
+        self.exchange.settle(attempt, attempt.ended(result, error))
 
     def report_unresponsive(self, attempt: Attempt) -> None:
         """Reports an attempt that does not react to its cancellation. Its slot stays in use until it ends."""
@@ -199,7 +199,8 @@ class Executor:
 
     def _create_tasks(self, attempts: list[Attempt]) -> None:
         for attempt in attempts:
-            task = self.loop.create_task(self._run_async(attempt))
+            # A context of its own, as for threads. This may run at the end of another handler's task.
+            task = contextvars.Context().run(self.loop.create_task, self._run_async(attempt))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -218,34 +219,20 @@ class Executor:
             attempt.stop = lambda: self._cancel(task)
             if attempt.cancellation.reason is not None:
                 self._cancel(task)
-            signature = attempt.kind.signature
-            arguments = signature.decode(attempt.payload)
-            if signature.context_parameter is not None:
-                arguments[signature.context_parameter] = Context(self.app, attempt, self.backend)
-            if self._is_traced:
-                with _trace.span(attempt.kind.name, attempt.id, attempt.job["attempt"], attempt.job["traceparent"]):
-                    result = await attempt.kind.function(**arguments)
-            else:
+            arguments = attempt.arguments(Context, self.app, self.backend)
+            with self._span(attempt):
                 result = await attempt.kind.function(**arguments)
-        except (KeyboardInterrupt, SystemExit) as problem:
-            error = RuntimeError(f"the handler raised {type(problem).__name__}")
         except BaseException as problem:
-            error = _without_group(problem)
+            error = problem
         finally:
-            if attempt.state == STARTED:
-                self._end(attempt, result, error)
-            self.free(attempt)
+            self.finish(attempt, result, error)
 
     # --- Other handlers ---
 
     def _thread(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
-            attempt = self._work.get()
-            with self._lock:
-                self._idle -= 1
-            self._run_sync(attempt)
+            # A context of its own: what a handler sets in context variables must not reach the next job.
+            contextvars.Context().run(self._run_sync, self._work.get())
 
     def _run_sync(self, attempt: Attempt) -> None:
         result: Any = None
@@ -253,23 +240,18 @@ class Executor:
         try:
             if not self.begin(attempt):
                 return
-            signature = attempt.kind.signature
-            arguments = signature.decode(attempt.payload)
-            if signature.context_parameter is not None:
-                arguments[signature.context_parameter] = SyncContext(self.app, attempt, self.backend)
-            if self._is_traced:
-                with _trace.span(attempt.kind.name, attempt.id, attempt.job["attempt"], attempt.job["traceparent"]):
-                    result = attempt.kind.function(**arguments)
-            else:
+            arguments = attempt.arguments(SyncContext, self.app, self.backend)
+            with self._span(attempt):
                 result = attempt.kind.function(**arguments)
-        except (KeyboardInterrupt, SystemExit) as problem:
-            error = RuntimeError(f"the handler raised {type(problem).__name__}")
         except BaseException as problem:
-            error = _without_group(problem)
+            error = problem
         finally:
-            if attempt.state == STARTED:
-                self._end(attempt, result, error)
-            self.free(attempt)
+            self.finish(attempt, result, error)
+
+    def _span(self, attempt: Attempt) -> AbstractContextManager[Any]:
+        if not self._is_traced:
+            return _NO_SPAN
+        return _trace.span(attempt.kind.name, attempt.id, attempt.job["attempt"], attempt.job["traceparent"])
 
     def _process_lane(self) -> ProcessLane:
         if self._processes is None:
@@ -278,20 +260,8 @@ class Executor:
             self._processes = ProcessLane(self)
         return self._processes
 
-    def end_of_process(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
-        if attempt.state == STARTED:
-            self._end(attempt, result, error)
-        self.free(attempt)
 
-
-def _without_group(error: BaseException) -> BaseException:
-    """A suspension inside an exception group, as a TaskGroup raises it, or the error itself."""
-    nested = getattr(error, "exceptions", None)
-    if nested:
-        for inner in nested:
-            if isinstance(_without_group(inner), Suspended):
-                return Suspended()
-    return error
+_NO_SPAN: AbstractContextManager[Any] = nullcontext()
 
 
 class _Pace:

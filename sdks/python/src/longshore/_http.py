@@ -10,13 +10,12 @@ import contextlib
 import http.client
 import os
 import random
+import selectors
 import socket
 import ssl
 import time
-import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
 from ._errors import LongshoreError, Unavailable
@@ -35,6 +34,13 @@ class Reply:
     status: int
     headers: dict[str, str]
     body: bytes
+
+    def retry_after(self) -> float:
+        """How many seconds the server asks the client to wait; 0 if it does not say."""
+        try:
+            return max(0.0, float(self.headers.get("retry-after", "0")))
+        except ValueError:  # a date
+            return 0.0
 
 
 @dataclass
@@ -62,15 +68,22 @@ class Server:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise LongshoreError(f"server: `{url}` is not an address like http://127.0.0.1:8080", slug="validation")
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise LongshoreError(f"server: `{url}`: {error}", slug="validation") from None
         self.url = url
         self.is_tls = parts.scheme == "https"
         self.host = parts.hostname
-        self.port = parts.port or (443 if self.is_tls else 80)
+        self.port = port or (443 if self.is_tls else 80)
         self.prefix = parts.path.rstrip("/")
         self.tls = ssl.create_default_context() if self.is_tls else None
         host = f"[{self.host}]" if ":" in self.host else self.host
-        self.host_header = host if parts.port is None else f"{host}:{parts.port}"
+        self.host_header = host if port is None else f"{host}:{port}"
         self.headers = {"content-type": "application/json", "accept": "application/json"}
+        token = (token or "").strip()  # secrets often end with a newline
+        if not token.isprintable() or not token.isascii():
+            raise LongshoreError("token: it contains a character that no token has; copy it again", slug="validation")
         if token:
             self.headers["authorization"] = f"Bearer {token}"
 
@@ -87,7 +100,7 @@ class Connection:
     def send(self, request: Request, timeout: float = REPLY_TIMEOUT) -> Reply:
         """Sends a request. If a connection that was idle turns out to be closed, uses a new one."""
         was_open = self._http is not None
-        if was_open and time.monotonic() - self.last_used > MAX_IDLE:
+        if was_open and (time.monotonic() - self.last_used > MAX_IDLE or self._is_stale()):
             self.close()
             was_open = False
         try:
@@ -106,8 +119,13 @@ class Connection:
             if connection.sock is not None:
                 connection.sock.settimeout(timeout + request.wait)
             headers = {**self.server.headers, **request.headers}
-            connection.request(request.method, self.server.prefix + request.path, request.body, headers)
-            response = connection.getresponse()
+            try:
+                connection.request(request.method, self.server.prefix + request.path, request.body, headers)
+            except (BrokenPipeError, ConnectionResetError):
+                # A server that refuses a large body replies before it has read all of it. The reply says why.
+                response = _early_reply(connection)
+            else:
+                response = connection.getresponse()
             body = response.read()
             if response.will_close:
                 self.close()
@@ -117,6 +135,18 @@ class Connection:
             # The reply of this request must not be read as the reply of the next one.
             self.close()
             raise
+
+    def _is_stale(self) -> bool:
+        """Whether the server has closed the connection: there is something to read without a request."""
+        sock = self._http.sock if self._http is not None else None
+        if sock is None:
+            return True
+        with selectors.DefaultSelector() as selector:
+            try:
+                selector.register(sock, selectors.EVENT_READ)
+            except (OSError, ValueError):
+                return True
+            return bool(selector.select(0))
 
     def _open(self) -> http.client.HTTPConnection:
         if self._http is None:
@@ -149,6 +179,16 @@ class Connection:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
+def _early_reply(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    """The reply to a request that could not be sent completely. Raises an OSError if there is none."""
+    if connection.sock is None:
+        raise BrokenPipeError("the connection was closed")
+    response = http.client.HTTPResponse(connection.sock)
+    response.begin()
+    response.will_close = True
+    return response
+
+
 class Backoff:
     """Decides whether and when to send a request again: decorrelated jitter, up to a deadline."""
 
@@ -162,11 +202,7 @@ class Backoff:
             return None
         if not self.request.repeatable and reply.status not in (429, 503):
             return None
-        delay = self._next()
-        try:
-            delay = max(delay, float(reply.headers.get("retry-after", "")))
-        except ValueError:
-            pass
+        delay = max(self._next(), reply.retry_after())
         return delay if time.monotonic() + delay < self.deadline else None
 
     def after_error(self, error: BaseException) -> float | None:
@@ -269,13 +305,20 @@ class _Stream:
         with contextlib.suppress(Exception):
             self.writer.close()
 
+    def drop(self) -> None:
+        """Closes the socket of a loop that is closed, which `close` cannot do."""
+        sock = self.writer.get_extra_info("socket")
+        with contextlib.suppress(Exception):  # the classes of loops differ
+            sock.shutdown(socket.SHUT_RDWR)
+            sock._sock.close()  # otherwise the garbage collector closes it some day
+
 
 class AsyncPool:
     """Connections for event loops. Each loop has its own."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._idle: weakref.WeakKeyDictionary[Any, deque[_Stream]] = weakref.WeakKeyDictionary()
+        self._idle: dict[asyncio.AbstractEventLoop, deque[_Stream]] = {}
 
     async def send(self, request: Request, retry_for: float) -> Reply:
         backoff = Backoff(request, retry_for)
@@ -292,7 +335,10 @@ class AsyncPool:
             await asyncio.sleep(delay)
 
     async def _send_once(self, request: Request) -> Reply:
-        idle = self._idle.setdefault(asyncio.get_running_loop(), deque())
+        loop = asyncio.get_running_loop()
+        if loop not in self._idle:
+            self._forget_closed_loops()
+        idle = self._idle.setdefault(loop, deque())
         while idle:
             stream = idle.pop()
             if time.monotonic() - stream.last_used > MAX_IDLE or stream.reader.at_eof():
@@ -326,6 +372,13 @@ class AsyncPool:
         else:
             stream.close()
         return reply
+
+    def _forget_closed_loops(self) -> None:
+        """A program that calls `asyncio.run` often would otherwise keep the connections of every loop open."""
+        for loop in list(self._idle):
+            if loop.is_closed():
+                for stream in self._idle.pop(loop, ()):
+                    stream.drop()
 
     async def close(self) -> None:
         for stream in self._idle.pop(asyncio.get_running_loop(), deque()):

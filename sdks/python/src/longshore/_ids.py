@@ -10,6 +10,16 @@ _lock = threading.Lock()
 _last = 0
 
 
+def _after_fork() -> None:
+    """Another thread may have held the lock when the process was forked, and does not exist here."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def new_id() -> str:
     """A new UUID v7. Ids that one process creates are in ascending order."""
     global _last

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from . import _operations as operations
-from ._client import has_ended, result_of, timed_out
+from ._client import result_of
 from ._context import Context, SyncContext
 from ._enqueue import EnqueueOptions, JobOptions, NewJob, check_options, seconds
 from ._signature import Signature
@@ -40,8 +40,6 @@ class Handle(Generic[R]):
         return self._decode(self._app.sync.wait(self.id, timeout))
 
     def _decode(self, job: _wire.Job) -> R:
-        if not has_ended(job):
-            raise timed_out(self.id, None)
         return cast(R, self._job.signature.result.decode(result_of(job)))
 
     async def get(self) -> _wire.Job:

@@ -24,6 +24,10 @@ T = TypeVar("T")
 MAX_WAIT = 20.0
 MAX_BATCH = 10_000
 MAX_BATCH_BYTES = 8 << 20
+#: The largest request.
+MAX_BODY_BYTES = 16 << 20
+#: The largest request that enqueues one job: a payload of 1 MiB, and its options.
+MAX_JOB_BYTES = (1 << 20) + (256 << 10)
 
 
 @dataclass
@@ -85,6 +89,12 @@ def _get(path: str, parameters: Mapping[str, Any] | None = None, wait: float = 0
 
 def _post(path: str, body: Any = None, *, repeatable: bool = True, headers: dict[str, str] | None = None) -> Request:
     content = None if body is None else to_json(body)
+    if content is not None and len(content) > MAX_BODY_BYTES:
+        # The server closes the connection instead of reading it.
+        raise ValidationError(
+            f"{path}: {len(content)} bytes of JSON exceed the limit of {MAX_BODY_BYTES}; send it in parts",
+            slug="too_large",
+        )
     return Request("POST", path, content, headers or {}, repeatable=repeatable)
 
 
@@ -92,7 +102,23 @@ def enqueue(job: NewJob) -> Operation[Enqueued]:
     def read(value: Any, reply: Reply) -> Enqueued:
         return Enqueued(value["id"], reply.headers.get("enqueued-as", "created"))
 
-    return Operation(_post("/jobs", job.to_wire(), headers=_trace.outgoing_headers()), read)
+    body = _job_body(job, f"job `{job.kind}`")
+    return Operation(Request("POST", "/jobs", body, _trace.outgoing_headers()), read)
+
+
+def _job_body(job: NewJob, which: str) -> bytes:
+    """The JSON of a job. Refuses what the server would refuse, because it does not read a body that is too large."""
+    try:
+        body = to_json(job.to_wire())
+    except (TypeError, ValueError) as error:
+        raise ValidationError(f"{which}: its payload and options are not JSON: {error}") from None
+    if len(body) > MAX_JOB_BYTES:
+        raise ValidationError(
+            f"{which}: {len(body)} bytes of JSON exceed the limit of {MAX_JOB_BYTES}; store the data elsewhere and "
+            "enqueue a reference",
+            slug="too_large",
+        )
+    return body
 
 
 def enqueue_many(jobs: Iterable[NewJob]) -> list[Operation[list[Enqueued]]]:
@@ -110,8 +136,8 @@ def enqueue_many(jobs: Iterable[NewJob]) -> list[Operation[list[Enqueued]]]:
             size = 0
             part.clear()
 
-    for job in jobs:
-        body = to_json(job.to_wire())
+    for index, job in enumerate(jobs):
+        body = _job_body(job, f"jobs[{index}]")
         if len(part) == MAX_BATCH or size + len(body) > MAX_BATCH_BYTES:
             finish()
         part.append(body)

@@ -7,9 +7,11 @@ A child has no connection to the server. Its context sends every call through a 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import importlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import pickle
 import queue
 import signal
@@ -19,11 +21,11 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from ._attempt import Attempt, EncodedResult, describe
+from ._attempt import Attempt, EncodedResult, FailedElsewhere, describe
 from ._codec import Json
-from ._context import SyncContext
+from ._context import Backend, SyncContext
 from ._enqueue import to_json
-from ._errors import Cancel, Fail, LeaseLost, LongshoreError, PayloadMismatch, Retry, Snooze, Suspended
+from ._errors import Cancel, Fail, LeaseLost, PayloadMismatch, Retry, Snooze, Suspended
 
 if TYPE_CHECKING:
     from ._execute import Executor
@@ -36,7 +38,7 @@ _KILL_AFTER = 5.0
 _MAX_IDLE = 60.0
 
 
-class ProcessDied(Exception):
+class ProcessDied(FailedElsewhere):
     """The process that ran the handler ended before the handler did."""
 
 
@@ -48,51 +50,77 @@ class ProcessLane:
         self._work: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
-        self._idle = 0
+        #: Attempts that run or wait for a thread.
+        self._attempts = 0
+        self._children: set[_Child] = set()
         self._is_closed = False
 
     def submit(self, attempt: Attempt) -> None:
-        self._work.put(attempt)
         with self._lock:
-            if self._idle >= self._work.qsize() or self._threads >= self._executor.concurrency:
+            self._attempts += 1
+            self._work.put(attempt)
+            if self._threads >= self._attempts:
                 return
             self._threads += 1
         threading.Thread(target=self._own_child, name="longshore-process", daemon=True).start()
 
     def close(self) -> None:
-        self._is_closed = True
-        for _ in range(self._threads):
-            self._work.put(None)
+        """Ends the children. One that still runs a handler is killed: its job was released, and may run elsewhere."""
+        with self._lock:
+            self._is_closed = True
+            children = list(self._children)
+            for _ in range(self._threads):
+                self._work.put(None)
+        for child in children:
+            if child.is_busy:
+                child.kill()
 
     def _own_child(self) -> None:
         child: _Child | None = None
-        while not self._is_closed:
-            with self._lock:
-                self._idle += 1
-            try:
-                attempt = self._work.get(timeout=_MAX_IDLE)
-            except queue.Empty:
-                attempt = None
-            finally:
-                with self._lock:
-                    self._idle -= 1
-            if attempt is None:
-                break
+        while (attempt := self._next()) is not None:
             result, error = None, None
             try:
                 if self._executor.begin(attempt):
                     if child is None or not child.process.is_alive():
-                        child = _Child()
+                        self._forget(child)
+                        child = self._new_child()
                     result = child.run(self._executor, attempt)
             except BaseException as problem:
                 error = problem
                 if isinstance(problem, ProcessDied):
+                    self._forget(child)
                     child = None
-            self._executor.end_of_process(attempt, result, error)
-        with self._lock:
-            self._threads -= 1
+            with self._lock:
+                self._attempts -= 1
+            self._executor.finish(attempt, result, error)
         if child is not None:
             child.stop()
+            self._forget(child)
+
+    def _next(self) -> Attempt | None:
+        """The next attempt for a thread. None ends the thread."""
+        while True:
+            try:
+                attempt = self._work.get(timeout=_MAX_IDLE)
+            except queue.Empty:
+                attempt = None
+            with self._lock:
+                if attempt is None and not self._is_closed and self._threads <= self._attempts:
+                    continue  # an attempt arrived meanwhile
+                if attempt is None:
+                    self._threads -= 1
+            return attempt
+
+    def _new_child(self) -> _Child:
+        child = _Child()
+        with self._lock:
+            self._children.add(child)
+        return child
+
+    def _forget(self, child: _Child | None) -> None:
+        with self._lock:
+            if child is not None:
+                self._children.discard(child)
 
 
 class _Child:
@@ -102,40 +130,42 @@ class _Child:
         self.process = context.Process(target=_child_main, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
+        self.is_busy = False
 
     def run(self, executor: Executor, attempt: Attempt) -> Any:
         """Runs one attempt, and makes the calls of its context."""
         job = attempt.kind
-        context = SyncContext(executor.app, attempt, executor.backend)
+        calls = _Calls(executor.backend, attempt)
+        self.is_busy = True
         try:
             self.pipe.send(("run", job.__module__, job.__qualname__, job.name, attempt.job))
             kill_at: float | None = None
-            is_told = False
             while True:
                 if self.pipe.poll(_POLL):
                     message = self.pipe.recv()
                     if message[0] == "call":
-                        self._reply(context, message[1], message[2], message[3])
+                        self._reply(calls, message[1], message[2])
                         continue
                     attempt.follow_ups = message[2] or None
                     if message[0] == "done":
                         return message[1]
                     raise message[1]
                 if attempt.cancellation.reason is not None:
-                    if not is_told:
+                    if kill_at is None:
                         self.pipe.send(("cancel", attempt.cancellation.reason))
-                        is_told = True
                         kill_at = time.monotonic() + _KILL_AFTER
-                    elif kill_at is not None and time.monotonic() > kill_at:
+                    elif time.monotonic() > kill_at:
                         self.kill()
                         raise ProcessDied("the process did not react to the cancellation and was killed")
         except (EOFError, OSError):
             self.process.join(1.0)
             raise ProcessDied(self._how_it_died()) from None
+        finally:
+            self.is_busy = False
 
-    def _reply(self, context: SyncContext, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _reply(self, calls: _Calls, name: str, args: tuple[Any, ...]) -> None:
         try:
-            answer = ("ok", getattr(_Calls(context), name)(*args, **kwargs))
+            answer = ("ok", getattr(calls, name)(*args))
         except BaseException as error:
             answer = ("error", error)
         self.pipe.send(answer)
@@ -165,8 +195,8 @@ class _Child:
 class _Calls:
     """What the context of a child may ask its parent to do."""
 
-    def __init__(self, context: SyncContext) -> None:
-        self._backend, self._attempt = context._backend, context._attempt
+    def __init__(self, backend: Backend, attempt: Attempt) -> None:
+        self._backend, self._attempt = backend, attempt
 
     def save_step(self, name: str, value: Json) -> None:
         self._backend.save_step(self._attempt, name, value).result()
@@ -210,7 +240,7 @@ class _PipeBackend:
     def _call(self, name: str, *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:
-            self._pipe.send(("call", name, args, {}))
+            self._pipe.send(("call", name, args))
             kind, value = self._answers.get()
         if kind == "ok":
             future.set_result(value)
@@ -225,7 +255,7 @@ class _PipeBackend:
         return self._call("save_checkpoint", value)
 
     def report_progress(self, attempt: Attempt, value: Json) -> None:
-        self._call("report_progress", value)
+        self._call("report_progress", value).result()
 
     def journal(self, attempt: Attempt) -> Future[list[dict[str, Any]]]:
         return self._call("journal")
@@ -244,9 +274,9 @@ class _PipeBackend:
 
 
 def _child_main(pipe: multiprocessing.connection.Connection[Any, Any]) -> None:
-    # The parent decides when the child stops.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The parent decides when the child stops. Not SIG_IGN, which programs that a handler starts would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     backend = _PipeBackend(pipe)
     runs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
     current: list[Attempt] = []
@@ -255,8 +285,13 @@ def _child_main(pipe: multiprocessing.connection.Connection[Any, Any]) -> None:
         while True:
             try:
                 message = pipe.recv()
-            except (EOFError, OSError):  # the parent is gone
-                message = ("exit",)
+            except (EOFError, OSError):
+                # The worker is gone, and another one may get the job. The handler has a moment to stop.
+                for attempt in list(current):
+                    attempt.cancellation.set("lease_lost")
+                runs.put(None)
+                time.sleep(_KILL_AFTER)
+                os._exit(1)
             if message[0] == "run":
                 runs.put(message)
             elif message[0] == "cancel":
@@ -270,30 +305,33 @@ def _child_main(pipe: multiprocessing.connection.Connection[Any, Any]) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     while (run := runs.get()) is not None:
-        _, module, qualname, name, job_data = run
-        follow_ups: Any = None
-        message: tuple[str, Any, Any]
-        try:
-            job = _find(module, qualname, name)
-            attempt = Attempt(job_data, job)
-            current[:] = [attempt]
-            arguments = job.signature.decode(attempt.payload)
-            if job.signature.context_parameter is not None:
-                arguments[job.signature.context_parameter] = SyncContext(job._app, attempt, backend)
-            result = job.function(**arguments)
-            follow_ups = attempt.follow_ups
-            message = (
-                "done",
-                EncodedResult(to_json(job.signature.result.encode(result)).decode()),
-                follow_ups,
-            )
-        except BaseException as error:
-            message = ("raised", _portable(error), follow_ups)
+        # A context of its own: what a handler sets in context variables must not reach the next job.
+        message = contextvars.Context().run(_run, backend, current, *run[1:])
         current.clear()
         try:
             pipe.send(message)
+        except OSError:  # the worker is gone
+            return
         except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
             pipe.send(("raised", Fail(f"the result cannot be sent to the worker: {error}"), None))
+
+
+def _run(
+    backend: _PipeBackend, current: list[Attempt], module: str, qualname: str, name: str, job_data: dict[str, Any]
+) -> tuple[str, Any, Any]:
+    """Runs one handler. Returns the message for the parent."""
+    try:
+        job = _find(module, qualname, name)
+        attempt = Attempt(job_data, job)
+        current[:] = [attempt]
+        result = job.function(**attempt.arguments(SyncContext, job._app, backend))
+        try:
+            encoded = EncodedResult(to_json(job.signature.result.encode(result)).decode())
+        except Exception as error:  # raised by the user's types too
+            raise Fail(f"the result is not JSON: {error}") from None
+        return "done", encoded, attempt.follow_ups
+    except BaseException as error:
+        return "raised", _portable(error), None
 
 
 def _find(module: str, qualname: str, name: str) -> Job[Any, Any]:
@@ -310,27 +348,21 @@ def _find(module: str, qualname: str, name: str) -> Job[Any, Any]:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error as one that the parent can unpickle."""
+    """The error as one that the parent can unpickle. Classes of the user may not be known there."""
     if isinstance(error, Retry):
-        return _PortableRetry(str(error), error.after)
+        return Retry(str(error), after=error.after)
     if isinstance(error, Snooze):
         return Snooze(error.seconds)
-    if isinstance(error, (Fail, Cancel, Suspended)):
-        return type(error)(*map(str, error.args))
-    if isinstance(error, PayloadMismatch):
+    if isinstance(error, Cancel):
+        return Cancel(str(error))
+    if isinstance(error, Suspended):
+        return Suspended()
+    if isinstance(error, (Fail, PayloadMismatch)):
         return Fail(str(error))
     if isinstance(error, LeaseLost):
         return LeaseLost(str(error))
     return HandlerFailed(describe(error))
 
 
-class _PortableRetry(Retry):
-    def __init__(self, message: str, after: float | None) -> None:
-        super().__init__(message, after=after)
-
-    def __reduce__(self) -> Any:
-        return _PortableRetry, (str(self), self.after)
-
-
-class HandlerFailed(LongshoreError):
-    """The handler raised an error in its process. The message contains the type and the place."""
+class HandlerFailed(FailedElsewhere):
+    """The handler raised an error in its process."""

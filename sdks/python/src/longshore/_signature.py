@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import json
 import typing
 from collections.abc import Callable
 from typing import Any
 
 from ._codec import Codec, Json, Schema, codec_for
+from ._enqueue import to_json
 from ._errors import DecodeError, PayloadMismatch, ValidationError
+
+#: Types whose values are the same after a conversion to JSON and back. Not float, because of NaN.
+_SCALARS = frozenset((str, int, bool, type(None)))
 
 
 class Signature:
@@ -80,6 +85,12 @@ class Signature:
             assert codec is not None, "bind refuses unknown arguments"
             try:
                 payload[name] = codec.encode(value)
+                # What the worker will read. A value that it would refuse is refused here.
+                is_same = codec.is_plain and type(value) in _SCALARS
+                codec.decode(value if is_same else json.loads(to_json(payload[name])))
+            except DecodeError as error:
+                path = DecodeError(error.problem, (name, *error.path))
+                raise ValidationError(f"{path}; the value does not fit its annotation") from None
             except (TypeError, ValueError, AttributeError) as error:
                 raise ValidationError(f"{name}: the value does not fit its annotation: {error}") from None
         return payload if self.bare_parameter is None else payload.get(self.bare_parameter)

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, Protocol
 
-from ._enqueue import NewJob, seconds
+from ._enqueue import NewJob, seconds, to_utc
 from ._ids import new_id
 from ._operations import Enqueued
 
@@ -24,16 +24,17 @@ class AsyncConnection(Protocol):
     def close(self) -> Coroutine[Any, Any, Any]: ...
 
 
-#: The parameters of the SQL function, with the casts that make their types known to every driver.
+#: The parameters of the SQL function, with the casts that make their types known to every driver. JSON is sent as
+#: text, because a connection of asyncpg may have a codec of its own for JSON.
 _CASTS = {
-    "payload": "::json",
+    "payload": "::text::json",
     "priority": "::integer",
     "max_attempts": "::integer",
     "run_at": "::timestamptz",
     "delay": "::interval",
     "timeout": "::interval",
     "flags": "::text[]",
-    "options": "::json",
+    "options": "::text::json",
     "id": "::uuid",
 }
 _OPTIONS = ("tags", "context", "metadata", "retry")
@@ -58,6 +59,8 @@ def statement(job: NewJob, schema: str) -> tuple[str, dict[str, Any]]:
             values[name] = None if value is None else timedelta(seconds=seconds(value))
         elif name == "flags":
             values[name] = list(value)
+        elif name == "run_at":
+            values[name] = to_utc(value)  # drivers disagree about times without a zone
         else:
             values[name] = value
     if options:
@@ -71,7 +74,6 @@ def enqueue_in(connection: Any, job: NewJob, schema: str) -> Enqueued | Coroutin
     """Enqueues with a connection of the application. Returns a coroutine for connections that are awaited."""
     sql, values = statement(job, schema)
     kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(connection).__mro__]
-
     is_async = any("async" in kind.lower() for kind in kinds)
 
     def is_a(*prefixes: str) -> bool:
@@ -83,7 +85,13 @@ def enqueue_in(connection: Any, job: NewJob, schema: str) -> Enqueued | Coroutin
         return _sqlalchemy_async(connection, sql, values)
     if is_a("sqlalchemy."):
         return _enqueued(connection.execute(_sqlalchemy_text(sql), values).one())
-    if is_a("psycopg.") and is_async:
+    if is_a("psycopg.") and hasattr(connection, "row_factory") and hasattr(connection, "cursor"):
+        cursor = connection.cursor(row_factory=_as_tuples)  # whatever rows the connection makes for others
+        if is_async:
+            return _psycopg_async(cursor, sql, values)
+        with cursor:
+            return _enqueued(cursor.execute(_pyformat(sql), values).fetchone())
+    if is_a("psycopg.") and is_async:  # a cursor
         return _psycopg_async(connection, sql, values)
     if hasattr(connection, "execute") and hasattr(connection, "fetchone"):  # a cursor
         connection.execute(_pyformat(sql), values)
@@ -98,6 +106,11 @@ def enqueue_in(connection: Any, job: NewJob, schema: str) -> Enqueued | Coroutin
     )
 
 
+def _as_tuples(_: Any) -> Any:
+    """A row factory for psycopg."""
+    return tuple
+
+
 def _pyformat(sql: str) -> str:
     return sql.replace("{", "%(").replace("}", ")s")
 
@@ -110,13 +123,16 @@ def _sqlalchemy_text(sql: str) -> Any:
     parts = []
     for argument in arguments[:-1].split(", "):
         name, _, value = argument.partition(" => ")
-        parameter, _, kind = value.partition("::")
-        parts.append(f"{name} => cast(:{parameter.strip('{}')} as {kind})")
+        parameter, *kinds = value.split("::")
+        expression = f":{parameter.strip('{}')}"
+        for kind in kinds:
+            expression = f"cast({expression} as {kind})"
+        parts.append(f"{name} => {expression}")
     return text(before.replace("job::text", "cast(job as text)") + "enqueue(" + ", ".join(parts) + ")")
 
 
-async def _psycopg_async(connection: Any, sql: str, values: dict[str, Any]) -> Enqueued:
-    cursor = await connection.execute(_pyformat(sql), values)
+async def _psycopg_async(cursor: Any, sql: str, values: dict[str, Any]) -> Enqueued:
+    await cursor.execute(_pyformat(sql), values)
     return _enqueued(await cursor.fetchone())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import logging
 import signal
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from . import _wire
 from ._attempt import BUFFERED, STARTED, Attempt
 from ._backend import WorkerBackend
+from ._enqueue import check_strings
 from ._errors import LongshoreError
 from ._exchange import Exchange, Registration
 from ._execute import MAX_BUFFER_TIME, STOP_GRACE, Executor
@@ -30,6 +32,8 @@ log = logging.getLogger("longshore.worker")
 #: How long handlers may take to react to the end of the grace period.
 _CANCEL_GRACE = 2.0
 _FLUSH_TIMEOUT = 10.0
+#: How long a shutdown hook may take. It cannot run at all while a handler blocks the event loop.
+_HOOK_TIMEOUT = 10.0
 _TICK = 0.05
 
 
@@ -69,6 +73,10 @@ class Worker:
     ) -> None:
         if not 1 <= concurrency <= 400:
             raise ValueError(f"concurrency: {concurrency} is out of range; use 1 to 400 and start more workers")
+        if grace < 0:
+            raise ValueError(f"grace: {grace} is out of range; use 0 or more seconds")
+        check_strings("queues", queues)
+        check_strings("kinds", kinds)
         jobs = _selected(app, kinds)
         self.app = app
         self.grace = grace
@@ -154,6 +162,8 @@ class Worker:
 
     def stop(self) -> None:
         """Stops leasing, lets running jobs finish within the grace period, and releases the rest uncharged."""
+        if not self._was_started or self._is_stopping:
+            return
         exchange = self._exchange
         self._is_stopping = True
         exchange.drain()
@@ -174,7 +184,10 @@ class Worker:
         self._backend.close()
         self._is_ended.set()
         for hook in self.app.shutdown_hooks:
-            self._call_hook(hook)
+            try:
+                self._call_hook(hook, _HOOK_TIMEOUT)
+            except concurrent.futures.TimeoutError:
+                log.error("a shutdown hook did not end in %g s; does a handler block the event loop?", _HOOK_TIMEOUT)
         self._executor.close()
         log.info("stopped")
 
@@ -183,14 +196,14 @@ class Worker:
         while self._exchange.active and time.monotonic() < deadline and not (hurry and hurry.is_set()):
             time.sleep(0.01)
 
-    def _call_hook(self, hook: Callable[[], Any]) -> None:
+    def _call_hook(self, hook: Callable[[], Any], timeout: float | None = None) -> None:
         result = hook()
         if inspect.isawaitable(result):
 
             async def finish() -> None:
                 await result
 
-            self._executor.run_on_loop(finish())
+            self._executor.run_on_loop(finish(), timeout)
 
     def __enter__(self) -> Self:
         self.start()
@@ -215,6 +228,9 @@ class Worker:
         attempts = []
         for job in jobs:
             attempt = Attempt(cast("dict[str, Any]", job), self._jobs[job["kind"]])
+            former = self._exchange.active.get(attempt.id)
+            if former is not None:  # this worker got the job again, so its earlier lease is lost
+                self._exchange.lose(former)
             # A lease of the same job whose report is in flight keeps its own entry among those to settle.
             self._exchange.active[attempt.id] = attempt
             attempts.append(attempt)
@@ -232,17 +248,23 @@ class Worker:
     def _watch(self) -> None:
         """Enforces deadlines that a blocked event loop cannot: timeouts, the buffer time, and lost contact."""
         while not self._is_ended.wait(_TICK):
-            self._exchange.check_contact()
-            now = time.monotonic()
-            late = []
-            for attempt in list(self._exchange.active.values()):
-                if attempt.state == BUFFERED:
-                    if now - attempt.granted_at > MAX_BUFFER_TIME:
-                        late.append(attempt)
-                elif attempt.state == STARTED:
-                    self._check_deadline(attempt, now)
-            if late:
-                self._release(late)
+            try:
+                self._exchange.check_contact()
+                self._check_attempts()
+            except Exception:  # without this thread, no timeout would be enforced
+                log.exception("could not check the running jobs")
+
+    def _check_attempts(self) -> None:
+        now = time.monotonic()
+        late = []
+        for attempt in list(self._exchange.active.values()):
+            if attempt.state == BUFFERED:
+                if now - attempt.granted_at > MAX_BUFFER_TIME:
+                    late.append(attempt)
+            elif attempt.state == STARTED:
+                self._check_deadline(attempt, now)
+        if late:
+            self._release(late)
 
     def _check_deadline(self, attempt: Attempt, now: float) -> None:
         if attempt.deadline is None or now <= attempt.deadline:

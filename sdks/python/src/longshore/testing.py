@@ -18,32 +18,27 @@ import asyncio
 import contextlib
 import inspect
 import json
-import os
-import re
-import socket
-import subprocess
-import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ._app import Interception, Longshore
 from ._attempt import Attempt
-from ._binary import MISSING, find_binary
 from ._codec import Json
 from ._context import Child, Context, DoneWait, Input, SyncContext
-from ._enqueue import NewJob
-from ._errors import Fail, LongshoreError, Suspended
-from ._http import Connection, Reply, Request, Server
+from ._dev_server import DevServer, await_server, free_port
+from ._enqueue import NewJob, to_json
+from ._errors import DecodeError, Fail, LongshoreError, Suspended, ValidationError
+from ._http import Reply, Request
 from ._ids import new_id
 from ._job import Job
 from ._operations import Enqueued
+
+__all__ = ["DevServer", "Queue", "TestJob", "await_server", "free_port", "inline", "manual"]
 
 T = TypeVar("T")
 _ENDED = ("succeeded", "failed_permanent", "cancelled")
@@ -75,10 +70,18 @@ class TestJob:
     flow: str | None = None
     task: str | None = None
     after: list[tuple[str, str]] = field(default_factory=list)
+    cancel_requested: bool = False
+    #: Whether it is a task of a flow that can never start.
+    is_skipped: bool = False
+    #: Whether its unique key moved to another job, so that it is not retried.
+    is_superseded: bool = False
 
     @property
     def has_ended(self) -> bool:
         return self.status in _ENDED
+
+    def wait_again(self) -> None:
+        self.status = "retrying" if self.attempts else "queued"
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -102,7 +105,7 @@ class TestJob:
             "run_at": self.run_at.isoformat(),
             "flow": self.flow,
             "task": self.task,
-            "cancel_requested": self.status == "cancelled",
+            "cancel_requested": self.cancel_requested,
             "errors": [],
         }
 
@@ -116,6 +119,7 @@ class Queue(Interception):
         self.now = datetime.now(timezone.utc)
         self.jobs: list[TestJob] = []
         self.events: dict[str, tuple[Json, datetime]] = {}
+        self._flows: dict[str, _Flow] = {}
         self._lock = threading.RLock()
         self._is_running = False
 
@@ -196,6 +200,7 @@ class Queue(Interception):
     # --- When jobs run ---
 
     def _next_due(self) -> TestJob | None:
+        self._end_flows()
         due = [
             (-entry.options.get("priority", 0), moment, index)
             for index, entry in enumerate(self.jobs)
@@ -235,12 +240,23 @@ class Queue(Interception):
                     return False
             is_met = condition == "ended" or (condition == "succeeded") == (other.status == "succeeded")
             if not is_met:
-                entry.status, entry.last_error = (
-                    "cancelled",
-                    f"skipped: task `{task}` ended as {other.status}",
-                )
+                entry.status, entry.is_skipped = "cancelled", True
+                entry.last_error = f"skipped: task `{task}` ended as {other.status}"
                 return False
         return True
+
+    def _end_flows(self) -> None:
+        """Enqueues the callbacks of flows whose tasks have all ended."""
+        for id, flow in self._flows.items():
+            members = [entry for entry in self.jobs if entry.flow == id]
+            for entry in members:
+                self._due_at(entry)  # skips it if it can never start
+            if flow.has_ended or not flow.is_sealed or not all(entry.has_ended for entry in members):
+                continue
+            flow.has_ended = True
+            has_failed = any(entry.status != "succeeded" and not entry.is_skipped for entry in members)
+            for body in flow.callbacks["on_failure" if has_failed else "on_success"] + flow.callbacks["on_end"]:
+                self._store(body)
 
     # --- Running ---
 
@@ -289,24 +305,20 @@ class Queue(Interception):
             "traceparent": None,
         }
         attempt = Attempt(_round_trip(lease), job)
+        context = Context if job.is_async else SyncContext
         try:
-            arguments = job.signature.decode(attempt.payload)
+            return job, attempt, attempt.arguments(context, self.app, _QueueBackend(self, entry)), None
         except LongshoreError as error:
             return job, attempt, {}, error
-        if job.signature.context_parameter is not None:
-            context = Context if job.is_async else SyncContext
-            arguments[job.signature.context_parameter] = context(self.app, attempt, _QueueBackend(self, entry))
-        return job, attempt, arguments, None
 
     def _settle(self, entry: TestJob, attempt: Attempt, result: Any, error: BaseException | None) -> None:
         if attempt.is_suspended:
-            entry.status = "queued"
             entry.attempts -= 1
+            entry.wait_again()
+            if entry.cancel_requested:
+                entry.status = "cancelled"
             return
-        try:
-            report = json.loads(attempt.succeeded(result) if error is None else attempt.ended_with(error))
-        except (TypeError, ValueError, AttributeError) as problem:
-            report = {"outcome": "failed", "error": f"the result is not JSON: {problem}", "permanent": True}
+        report = json.loads(attempt.ended(result, error))
         entry.waits.clear()
         outcome = report["outcome"]
         if "error" in report:
@@ -315,32 +327,53 @@ class Queue(Interception):
             entry.status, entry.result = "succeeded", report["result"]
             for body in report.get("follow_ups", []):
                 self._store(body)
-        elif outcome == "snoozed":
-            entry.status, entry.attempts = "queued", entry.attempts - 1
-            entry.run_at = self.now + timedelta(seconds=report["delay_seconds"])
-        elif outcome == "cancelled":
+        elif outcome == "cancelled" or entry.cancel_requested:
             entry.status = "cancelled"
-        elif report.get("permanent") or entry.attempts >= entry.options.get("max_attempts", 3):
-            entry.status = "failed_permanent"
+        elif outcome == "snoozed":
+            entry.attempts -= 1
+            entry.wait_again()
+            entry.run_at = self.now + timedelta(seconds=report["delay_seconds"])
         else:
-            entry.status = "retrying"
             delay = report.get("retry_after_seconds")
-            entry.run_at = self.now + timedelta(seconds=1 if delay is None else delay)
+            if delay is None:
+                delay = _backoff(entry)
+            is_last = entry.attempts >= entry.options.get("max_attempts", 3) or entry.is_superseded
+            if report.get("permanent") or delay is None or is_last:
+                entry.status = "failed_permanent"
+            else:
+                entry.wait_again()
+                entry.run_at = self.now + timedelta(seconds=delay)
 
     # --- In place of the server ---
 
     def send(self, request: Request) -> Reply:
         reply = self._handle(request)
-        if self.is_inline and not self._is_running:
+        if not self._is_running and (self.is_inline or _waits_for_job(request, reply)):
             with self._running():
                 self.run_pending()
+            reply = self._after_run(request, reply)
         return reply
 
     async def send_async(self, request: Request) -> Reply:
         reply = self._handle(request)
-        if self.is_inline and not self._is_running:
+        if not self._is_running and (self.is_inline or _waits_for_job(request, reply)):
             with self._running():
                 await self.run_pending_async()
+            reply = self._after_run(request, reply)
+        return reply
+
+    def _after_run(self, request: Request, reply: Reply) -> Reply:
+        """The reply to a request that waits for a job, after all jobs that are due have run."""
+        if not request.wait:
+            return reply
+        reply = self._handle(request)
+        if _waits_for_job(request, reply):
+            job = json.loads(reply.body)
+            # The client would ask again and again.
+            raise AssertionError(
+                f"job {job['id']} ({job['kind']}) is {job['status']} and does not end while the clock stands still "
+                f"(last error: {job['last_error']}); use `advance`, `emit` or `run_to_end`"
+            )
         return reply
 
     def enqueue_in(self, connection: Any, job: NewJob) -> Any:
@@ -368,17 +401,29 @@ class Queue(Interception):
 
     def _store(self, body: dict[str, Any]) -> tuple[TestJob, str]:
         body = _round_trip(body)
+        _check(body, self.app.registry.get(body["kind"]))
+        run_at = self.now + timedelta(seconds=body.get("delay_seconds") or 0)
+        if body.get("run_at"):
+            run_at = datetime.fromisoformat(body["run_at"].replace("Z", "+00:00"))
+        options = {name: value for name, value in body.items() if name not in ("id", "kind", "payload")}
+        key, unique = body.get("idempotency_key"), body.get("unique_key")
         with self._lock:
             for entry in self.jobs:
-                key, unique = body.get("idempotency_key"), body.get("unique_key")
                 if entry.id == body.get("id") or (key and entry.options.get("idempotency_key") == key):
                     return entry, "existing"
-                if unique and entry.options.get("unique_key") == unique and not entry.has_ended:
-                    return entry, "existing"
-            options = {name: value for name, value in body.items() if name not in ("id", "kind", "payload")}
-            run_at = self.now + timedelta(seconds=body.get("delay_seconds") or 0)
-            if body.get("run_at"):
-                run_at = datetime.fromisoformat(body["run_at"].replace("Z", "+00:00"))
+            live = [entry for entry in self.jobs if unique and not entry.has_ended]
+            holder = next((entry for entry in live if entry.options.get("unique_key") == unique), None)
+            mode = body.get("unique_mode") or "dedupe"
+            if holder is not None and mode == "dedupe" and not holder.cancel_requested:
+                return holder, "existing"
+            if holder is not None and holder.status == "running":
+                holder.options["unique_key"], holder.is_superseded = None, True
+            elif holder is not None:
+                holder.kind, holder.payload, holder.options = body["kind"], body["payload"], options
+                holder.status, holder.attempts, holder.checkpoint = "queued", 0, None
+                if mode == "replace":
+                    holder.run_at = run_at
+                return holder, "replaced"
             entry = TestJob(body.get("id") or new_id(), body["kind"], body["payload"], options, run_at)
             self.jobs.append(entry)
             return entry, "created"
@@ -392,14 +437,15 @@ class Queue(Interception):
             return self._route(request.method, parts, body, query)
         except LookupError as error:
             return _reply(404, {"error": "not_found", "message": str(error)})
+        except ValidationError as error:
+            return _reply(422, {"error": "validation", "message": error.message})
 
     def _route(self, method: str, parts: list[str], body: Any, query: dict[str, str]) -> Reply:
         if (method, parts) == ("POST", ["jobs"]):
             entry, how = self._store(body)
-            return _reply(201, entry.to_wire(), {"enqueued-as": how})
+            return _reply(201 if how == "created" else 200, entry.to_wire(), {"enqueued-as": how})
         if (method, parts) == ("POST", ["jobs", "batch"]):
-            items = [{"outcome": how, "id": entry.id} for entry, how in map(self._store, body)]
-            return _reply(200, {"items": items})
+            return _reply(200, {"items": [self._store_item(job) for job in body]})
         if (method, parts) == ("GET", ["jobs"]):
             matching = [
                 entry.to_wire()
@@ -418,19 +464,17 @@ class Queue(Interception):
             entry = self.get(parts[1])
             action = parts[2] if len(parts) > 2 else None
             if (method, action) == ("GET", None):
-                if query.get("wait_seconds") and not entry.has_ended and not self._is_running:
-                    self.run_pending()
                 return _reply(200, entry.to_wire())
             if (method, action) == ("POST", "cancel"):
                 if entry.has_ended:
-                    return _reply(
-                        409, {"error": "conflict", "message": "the job has ended", "job_status": entry.status}
-                    )
+                    return _conflict("the job has ended", entry)
+                entry.cancel_requested = True
+                if entry.status == "running":
+                    return _reply(202, {"status": "pending", "job_id": entry.id})
                 entry.status = "cancelled"
                 return _reply(200, {"status": "cancelled", "job_id": entry.id})
             if (method, action) == ("POST", "retry"):
-                entry.status, entry.attempts, entry.run_at = "queued", 0, self.now
-                return _reply(200, entry.to_wire())
+                return self._retry(entry, body or {})
             if (method, action) == ("DELETE", None):
                 self.jobs.remove(entry)
                 return _reply(204, None)
@@ -438,25 +482,109 @@ class Queue(Interception):
             f"{method} /{'/'.join(parts)}: the test queue does not support this; use the fixture `longshore_server`"
         )
 
+    def _store_item(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One item of a batch. An invalid one does not affect the others."""
+        try:
+            entry, how = self._store(body)
+        except ValidationError as error:
+            return {"outcome": "refused", "id": body.get("id"), "error": "validation", "message": error.message}
+        return {"outcome": how, "id": entry.id}
+
+    def _retry(self, entry: TestJob, edit: dict[str, Any]) -> Reply:
+        if entry.status == "running":
+            return _conflict("the job is running", entry)
+        entry.status, entry.attempts, entry.run_at = "queued", 0, self.now
+        entry.cancel_requested = entry.is_skipped = entry.is_superseded = False
+        if "payload" in edit:
+            entry.payload, entry.checkpoint = edit["payload"], None
+        if edit.get("priority") is not None:
+            entry.options["priority"] = edit["priority"]
+        if edit.get("delay_seconds"):
+            entry.run_at = self.now + timedelta(seconds=edit["delay_seconds"])
+        if edit.get("run_at"):
+            entry.run_at = datetime.fromisoformat(edit["run_at"].replace("Z", "+00:00"))
+        return _reply(200, entry.to_wire())
+
     def _start_flow(self, body: dict[str, Any]) -> Reply:
-        members = []
-        for index, task in enumerate(body["tasks"]):
-            entry, _ = self._store({name: value for name, value in task.items() if name not in ("task", "after")})
-            entry.flow, entry.task = body["id"], task.get("task") or str(index)
-            for link in task.get("after", []):
-                link = {"task": link, "condition": "succeeded"} if isinstance(link, str) else link
-                entry.after.append((link["task"], link["condition"]))
-            members.append(entry)
-        return _reply(
-            201,
-            {
-                "id": body["id"],
-                "name": body["name"],
-                "status": "running",
-                "members": len(members),
-                "sealed": True,
-            },
-        )
+        key = body.get("idempotency_key")
+        id = next((known for known, flow in self._flows.items() if key and flow.key == key), None)
+        if id is None:
+            id = body["id"]
+            callbacks = {when: body.get(when, []) for when in ("on_success", "on_failure", "on_end")}
+            self._flows[id] = _Flow(key, callbacks, body["sealed"])
+            for index, task in enumerate(body["tasks"]):
+                rest = {name: value for name, value in task.items() if name not in ("task", "after")}
+                entry, _ = self._store(rest)
+                entry.flow, entry.task = id, task.get("task") or str(index)
+                for link in task.get("after", []):
+                    link = {"task": link, "condition": "succeeded"} if isinstance(link, str) else link
+                    entry.after.append((link["task"], link["condition"]))
+        members = sum(entry.flow == id for entry in self.jobs)
+        status = {"id": id, "name": body["name"], "status": "running", "members": members, "sealed": body["sealed"]}
+        return _reply(201, status)
+
+
+@dataclass
+class _Flow:
+    key: str | None
+    callbacks: dict[str, list[dict[str, Any]]]
+    is_sealed: bool
+    has_ended: bool = False
+
+
+def _check(body: dict[str, Any], job: Job[Any, Any] | None) -> None:
+    """The checks of the server that tests should meet before production does."""
+
+    def refuse(field: str, problem: str) -> None:
+        raise ValidationError(f"{field}: {problem}")
+
+    for name, limit in (("kind", 128), ("queue", 128), ("idempotency_key", 512), ("unique_key", 512)):
+        value = body.get(name)
+        if value is not None and not (isinstance(value, str) and 1 <= len(value.encode()) <= limit):
+            refuse(name, f"must be a string of 1 to {limit} bytes")
+    if body.get("queue") == "*":
+        refuse("queue", "`*` means every queue, and only a worker can use it; name one queue")
+    for name, low, high in (("priority", -32768, 32767), ("max_attempts", 1, 32767), ("delay_seconds", 0, 315360000)):
+        value = body.get(name)
+        if value is not None and not low <= value <= high:
+            refuse(name, f"{value} is out of range; use {low} to {high}")
+    for name in ("tags", "flags"):
+        if len(body.get(name, [])) > 64 or not all(1 <= len(label.encode()) <= 128 for label in body.get(name, [])):
+            refuse(name, "use at most 64, each of 1 to 128 bytes")
+    size = len(to_json(body["payload"]))
+    if size > 1 << 20:
+        refuse("payload", f"{size} bytes of JSON exceed the limit of {1 << 20}; store the data elsewhere")
+    if job is not None:
+        try:
+            job.signature.decode(body["payload"])
+        except DecodeError as error:
+            raise ValidationError(str(error)) from None
+
+
+def _backoff(entry: TestJob) -> float | None:
+    """When the next attempt starts: without randomness, as early as the policy allows. None for no retry."""
+    policy = entry.options.get("retry") or {"policy": "jitter"}
+    match policy["policy"]:
+        case "none":
+            return None
+        case "fixed":
+            delay = policy["delay_ms"]
+        case "list":
+            delays = policy["delays_ms"]
+            delay = delays[min(entry.attempts, len(delays)) - 1]
+        case "exponential":
+            delay = min(policy.get("cap_ms") or 1000 << 20, 1000 << (entry.attempts + 1))
+        case _:
+            delay = policy.get("base_ms") or 1000
+    return float(delay) / 1000
+
+
+def _waits_for_job(request: Request, reply: Reply) -> bool:
+    return bool(request.wait) and reply.status == 200 and json.loads(reply.body)["status"] not in _ENDED
+
+
+def _conflict(message: str, entry: TestJob) -> Reply:
+    return _reply(409, {"error": "conflict", "message": message, "job_status": entry.status})
 
 
 class _Comparable(dict[str, Any]):
@@ -607,72 +735,3 @@ def _replace(app: Longshore, queue: Queue) -> Iterator[Queue]:
         yield queue
     finally:
         app.interception = before
-
-
-class DevServer:
-    """A `longshore dev` process with its data in a folder. `with DevServer() as server: … server.url`."""
-
-    def __init__(
-        self,
-        folder: Path | str | None = None,
-        *,
-        binary: Path | str | None = None,
-        arguments: tuple[str, ...] = (),
-    ) -> None:
-        found = Path(binary) if binary else find_binary()
-        if found is None:
-            raise LongshoreError(MISSING, slug="no_server")
-        self._temporary = tempfile.TemporaryDirectory() if folder is None else None
-        self.folder = Path(self._temporary.name if self._temporary else str(folder))
-        self.url = ""
-        self._command = [str(found), "dev", "--data-dir", str(self.folder), *arguments]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> DevServer:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        environment = {
-            name: value for name, value in os.environ.items() if not re.match("LONGSHORE_|DATABASE_URL", name)
-        }
-        log = self.folder / "server.log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [*self._command, "--bind", f"127.0.0.1:{port}"],
-                stdout=output,
-                stderr=output,
-                env=environment,
-                cwd=self.folder,
-            )
-        await_server(self.url, self._process, log)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._temporary is not None:
-            self._temporary.cleanup()
-
-
-def free_port() -> int:
-    """A port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def await_server(url: str, process: subprocess.Popen[bytes], log: Path, timeout: float = 30.0) -> None:
-    """Waits until a server that was just started replies."""
-    deadline = time.monotonic() + timeout
-    while True:
-        with contextlib.suppress(OSError):
-            if Connection(Server(url, None)).send(Request("GET", "/health"), timeout=2.0).status == 200:
-                return
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise LongshoreError(f"the server did not start: {log.read_text(errors='replace')[-2000:]}")
-        time.sleep(0.05)
