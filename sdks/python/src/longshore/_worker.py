@@ -256,7 +256,11 @@ class Worker:
 
 def _selected(app: Longshore, kinds: Iterable[str] | None) -> dict[str, Job[Any, Any]]:
     if not app.registry:
-        raise LongshoreError("no job is registered; decorate a function with `@ls.job()`", slug="validation")
+        raise LongshoreError(
+            "no job is registered; decorate a function with `@ls.job()`, and import the modules that do so before "
+            "the worker starts, for example in the module that you name to longshore-worker",
+            slug="validation",
+        )
     if kinds is None:
         return dict(app.registry)
     selected = {}
