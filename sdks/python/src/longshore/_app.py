@@ -112,7 +112,8 @@ class Longshore(Client):
     def cron(self, name: str, cron: str, job: NewJob, *, zone: str | None = None, missed: str | None = None) -> None:
         """Declares a schedule. A worker that runs the job's kind stores it when it starts, as `put_schedule` does.
 
-        A schedule that you remove from the code stays in the server; use `delete_schedule`."""
+        With tokens, this needs the scope `operate` for all queues. A worker that may not store a schedule logs an
+        error and works. A schedule that you remove from the code stays in the server; use `delete_schedule`."""
         if name in self.declared_schedules:
             raise ValueError(f"the schedule `{name}` is declared twice; give one of them another name")
         self.declared_schedules[name] = job.kind, operations.put_schedule(name, cron, job, zone, missed)
