@@ -11,7 +11,7 @@ import pytest
 
 from longshore import Longshore, LongshoreError, Unauthorized
 
-from .conftest import clean_environment, serving
+from .conftest import clean_environment, eventually, serving
 
 CreateToken = Callable[..., str]
 
@@ -62,6 +62,29 @@ def test_tokens_with_scopes_are_enough(secured: tuple[str, CreateToken]) -> None
     other = define(url, create("--scope", "work", "--queue", "other"), "other")
     with other.worker() as worker:
         assert worker.wait_until_registered()
+
+
+def test_a_worker_stores_schedules_with_the_scope_operate_and_works_without_it(
+    secured: tuple[str, CreateToken], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, create = secured
+    reader = Longshore(url, create("--scope", "read"))
+
+    def names() -> list[str]:
+        return [schedule["name"] for schedule in reader.sync.schedules()]
+
+    limited = define(url, create("--scope", "work", "--scope", "enqueue", "--queue", "mail"), "mail")
+    limited.cron("secured", "0 0 1 1 *", limited.registry["secured"].new())
+    with limited.worker():
+        eventually(lambda: "the schedule `secured` is not stored" in caplog.text, "the refusal is logged")
+        assert limited.registry["secured"].enqueue_sync(n=1).id
+    assert "operate" in caplog.text
+    assert names() == []
+
+    allowed = define(url, create("--scope", "work", "--scope", "operate"), "mail")
+    allowed.cron("secured", "0 0 1 1 *", allowed.registry["secured"].new())
+    with allowed.worker():
+        eventually(lambda: names() == ["secured"], "the schedule is stored")
 
 
 def test_the_token_is_read_from_the_environment(

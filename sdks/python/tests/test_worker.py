@@ -610,5 +610,5 @@ def test_a_refused_worker_says_why(server: RunningServer, queue: str) -> None:
 
 
 def test_a_worker_without_jobs_is_refused(server: RunningServer) -> None:
-    with pytest.raises(LongshoreError, match="no job is registered"):
+    with pytest.raises(LongshoreError, match=r"no job is registered.*import the modules"):
         Longshore(server.url).worker()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import _operations as operations
 from ._client import Client, SyncClient
 from ._enqueue import JobOptions, NewJob, Seconds
 from ._http import AsyncPool, Pool, Reply, Request, Server
@@ -57,6 +58,8 @@ class Longshore(Client):
         self.schema = schema
         self.sync = SyncClient(self)
         self.registry: dict[str, Job[Any, Any]] = {}
+        #: The schedules that workers store: name → the kind of the job, and the request.
+        self.declared_schedules: dict[str, tuple[str, Operation[_wire.Schedule]]] = {}
         self.startup_hooks: list[Callable[[], Any]] = []
         self.shutdown_hooks: list[Callable[[], Any]] = []
         self.interception: Interception | None = None
@@ -105,6 +108,15 @@ class Longshore(Client):
         if job.name in self.registry:
             raise ValueError(f"the kind `{job.name}` is registered twice; give one of the functions another name")
         self.registry[job.name] = job
+
+    def cron(self, name: str, cron: str, job: NewJob, *, zone: str | None = None, missed: str | None = None) -> None:
+        """Declares a schedule. A worker that runs the job's kind stores it when it starts, as `put_schedule` does.
+
+        With tokens, this needs the scope `operate` for all queues. A worker that may not store a schedule logs an
+        error and works. A schedule that you remove from the code stays in the server; use `delete_schedule`."""
+        if name in self.declared_schedules:
+            raise ValueError(f"the schedule `{name}` is declared twice; give one of them another name")
+        self.declared_schedules[name] = job.kind, operations.put_schedule(name, cron, job, zone, missed)
 
     def on_startup(self, hook: Hook) -> Hook:
         """A function that a worker calls before its first job, on its event loop if it is async."""

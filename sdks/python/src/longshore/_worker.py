@@ -152,6 +152,21 @@ class Worker:
         )
         self._exchange.start()
         threading.Thread(target=self._watch, name="longshore-watch", daemon=True).start()
+        if self.app.declared_schedules:
+            threading.Thread(target=self._put_schedules, name="longshore-schedules", daemon=True).start()
+
+    def _put_schedules(self) -> None:
+        # The server refuses schedules of kinds that it does not know, so the kinds are registered first.
+        while not self._exchange.registered.wait(_TICK):
+            if self._is_ended.is_set():
+                return
+        for name, (kind, operation) in self.app.declared_schedules.items():
+            if kind not in self._jobs:
+                continue
+            try:
+                self.app.send_sync(operation)
+            except LongshoreError as error:
+                log.error("the schedule `%s` is not stored: %s", name, error)
 
     def wait_until_registered(self, timeout: float = 10.0) -> bool:
         """Waits until the server knows this worker and its kinds."""
@@ -278,7 +293,11 @@ class Worker:
 
 def _selected(app: Longshore, kinds: Iterable[str] | None) -> dict[str, Job[Any, Any]]:
     if not app.registry:
-        raise LongshoreError("no job is registered; decorate a function with `@ls.job()`", slug="validation")
+        raise LongshoreError(
+            "no job is registered; decorate a function with `@ls.job()`, and import the modules that do so before "
+            "the worker starts, for example in the module that you name to longshore-worker",
+            slug="validation",
+        )
     if kinds is None:
         return dict(app.registry)
     selected = {}
