@@ -6,12 +6,13 @@ import { test } from "node:test";
 import {
   ConflictError,
   Longshore,
+  LongshoreError,
   NotFoundError,
   newId,
   UnavailableError,
   ValidationError,
 } from "../src/index.js";
-import { client, onEachEngine, unique, until } from "./support.js";
+import { client, onEachEngine, signal, unique, until } from "./support.js";
 
 onEachEngine((server) => {
   test("options of an enqueue override those of the kind", async () => {
@@ -216,6 +217,27 @@ test("an enqueue is repeated while the server is unavailable, and honours Retry-
   http.close();
 });
 
+test("a server that closes the connection within a large request does not end the process", async () => {
+  const closed = signal();
+  const http = createServer((request, response) => {
+    response.writeHead(413, { "content-type": "application/json", "content-length": 43 });
+    response.end('{"error":"too_large","message":"too large"}');
+    request.socket.once("close", () => closed.resolve());
+    // The client is still sending its body.
+    setImmediate(() => request.socket.destroy());
+  });
+  await new Promise<void>((resolve) => http.listen(0, "127.0.0.1", resolve));
+  const { port } = http.address() as { port: number };
+  const ls = new Longshore({ server: `http://127.0.0.1:${port}`, retryFor: 0 });
+  // Whether the client gets the response or the broken connection is up to the operating system.
+  await assert.rejects(ls.declare<string>("kind").enqueue("x".repeat(40_000_000)), LongshoreError);
+  await closed.promise;
+  // An error without a listener would come in one of the next turns.
+  for (let turn = 0; turn < 20; turn += 1) await new Promise((resolve) => setImmediate(resolve));
+  ls.close();
+  http.close();
+});
+
 test("errors say what is wrong with the connection", async () => {
   const none = new Longshore({ server: "http://127.0.0.1:9", retryFor: 0.1 });
   const refused = none.declare<number>("kind").enqueue(1);
@@ -229,4 +251,10 @@ test("errors say what is wrong with the connection", async () => {
     /server: `localhost` is not a URL; use one like/,
   );
   assert.throws(() => new Longshore({ server: "ftp://x" }), /server: `ftp:` is not supported/);
+  const http = createServer((_, response) => response.writeHead(308, { location: "https://b/jobs" }).end());
+  await new Promise<void>((resolve) => http.listen(0, "127.0.0.1", resolve));
+  const moved = new Longshore({ server: `http://127.0.0.1:${(http.address() as { port: number }).port}` });
+  await assert.rejects(moved.declare<number>("kind").enqueue(1), /server: it redirects to https:\/\/b\/jobs/);
+  moved.close();
+  http.close();
 });
