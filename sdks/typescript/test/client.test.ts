@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { test } from "node:test";
+import { inspect } from "node:util";
 import {
   ConflictError,
   Longshore,
@@ -199,6 +200,8 @@ test("an enqueue is repeated while the server is unavailable, and honours Retry-
       at.push(Date.now());
       const status = replies[bodies.length - 1] ?? 201;
       if (status === 429) response.setHeader("retry-after", "1");
+      // The request with status 500 has created the job.
+      if (status === 201) response.setHeader("enqueued-as", "existing");
       response.writeHead(status, { "content-type": "application/json" });
       response.end(
         JSON.stringify(status === 201 ? JSON.parse(body) : { error: "unavailable", message: "not now" }),
@@ -211,6 +214,7 @@ test("an enqueue is repeated while the server is unavailable, and honours Retry-
   const handle = await ls.declare<number>("kind").enqueue(1);
   assert.equal(bodies.length, 4);
   assert.equal(new Set(bodies).size, 1, "every repetition has the same id");
+  assert.equal(handle.enqueuedAs, "created", "the caller made this job, though an earlier try stored it");
   assert.match(bodies[0] ?? "", new RegExp(handle.id));
   assert.ok((at[2] ?? 0) - (at[1] ?? 0) >= 990, "waits for Retry-After");
   ls.close();
@@ -236,6 +240,23 @@ test("a server that closes the connection within a large request does not end th
   for (let turn = 0; turn < 20; turn += 1) await new Promise((resolve) => setImmediate(resolve));
   ls.close();
   http.close();
+});
+
+test("numbers that JSON turns into null are refused, because null means the default", async () => {
+  const ls = new Longshore({ server: "http://127.0.0.1:9", retryFor: 0 });
+  const job = ls.declare<number>("kind");
+  await assert.rejects(job.enqueue(1, { delay: Number.NaN }), /delay: NaN was given for `kind`/);
+  await assert.rejects(job.enqueue(1, { priority: Number.NaN }), /priority: NaN/);
+  const forever = job.enqueue(1, { timeout: Number.POSITIVE_INFINITY });
+  await assert.rejects(forever, /timeout: Infinity was given for `kind`; use a number of seconds or "none"/);
+  assert.throws(() => ls.declare("other", { maxAttempts: Number.NaN }), /maxAttempts: NaN .*`other`/);
+  await assert.rejects(ls.queues.limit("mail", Number.NaN), /limit: NaN is not a number; use null for none/);
+  assert.throws(() => new Longshore({ retryFor: Number.NaN }), /retryFor: NaN is out of range/);
+});
+
+test("a client that is logged does not show its token", async () => {
+  const ls = new Longshore({ token: "secret-token" });
+  assert.doesNotMatch(inspect([ls, ls.handle("id"), ls.declare("kind")], { depth: 9 }), /secret-token/);
 });
 
 test("errors say what is wrong with the connection", async () => {
