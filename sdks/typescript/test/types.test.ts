@@ -75,3 +75,18 @@ test("schemas are announced as JSON Schema if their library offers it", () => {
   }
   assert.equal(jsonSchemaOf(v.object({ to: v.string() })), undefined);
 });
+
+test("regular expressions are not announced, because the server reads them in another way", () => {
+  const schema = z.object({
+    code: z.string().regex(/^ab+$/i),
+    pattern: z.string().default("^x$"),
+    look: z.xor([z.string().regex(/^(?=a)/), z.string().regex(/^(?!a)/)]),
+  });
+  const announced = jsonSchemaOf(schema);
+  assert.doesNotMatch(JSON.stringify(announced), /ab\+|\(\?/);
+  assert.deepEqual(announced?.["properties"], {
+    code: { type: "string" },
+    pattern: { type: "string", default: "^x$" },
+    look: { anyOf: [{ type: "string" }, { type: "string" }] },
+  });
+});
