@@ -107,7 +107,10 @@ function findProblemAfter(
 function findMemberProblem(value: object, path: string, parents: Set<object>): ValidationError | undefined {
   const members = Object.entries(value);
   const empty = members.length === 0 && EMPTY_AS_JSON.find(([type]) => value instanceof type);
-  if (empty) return new ValidationError(`${path}: ${empty[0] === Error ? "an" : "a"} ${empty[0].name} is not JSON; ${empty[1]}`);
+  if (empty)
+    return new ValidationError(
+      `${path}: ${empty[0] === Error ? "an" : "a"} ${empty[0].name} is not JSON; ${empty[1]}`,
+    );
   for (const [key, member] of members) {
     const place = Array.isArray(value) ? `${path}[${key}]` : `${path}.${key}`;
     const problem = findProblem(member, place, parents);

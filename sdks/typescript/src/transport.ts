@@ -248,9 +248,13 @@ export class HttpTransport implements Transport {
 
 function redirected(reply: Reply): LongshoreError {
   const location = header(reply, "location") ?? "another address";
-  return new LongshoreError("misdirected", `server: it redirects to ${location}; use the URL of Longshore itself`, {
-    status: reply.status,
-  });
+  return new LongshoreError(
+    "misdirected",
+    `server: it redirects to ${location}; use the URL of Longshore itself`,
+    {
+      status: reply.status,
+    },
+  );
 }
 
 function parseBody(reply: Reply): unknown {
