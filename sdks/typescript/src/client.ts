@@ -206,8 +206,13 @@ export class Longshore {
   async enqueueIn<R>(tx: SqlExecutor, request: JobRequest<R>): Promise<JobHandle<Jsonified<R>>> {
     const { fields, payloadJson } = await request.encode();
     const { traceparent } = request.options;
+    const id = idOf(request);
     const all = traceparent === undefined ? fields : { ...fields, traceparent };
-    const stored = await enqueueInSql(tx, this.#schema, idOf(request), all, payloadJson);
+    const inMemory = this.transport.enqueueInTransaction?.(
+      requestJson({ ...fields, id }, payloadJson),
+      traceparent,
+    );
+    const stored = await (inMemory ?? enqueueInSql(tx, this.#schema, id, all, payloadJson));
     return new JobHandle(this, stored.id, stored.enqueuedAs);
   }
 

@@ -8,6 +8,7 @@ import * as https from "node:https";
 import type { Socket } from "node:net";
 import { errorFromReply, LongshoreError, TimeoutError, UnavailableError } from "./errors.js";
 import { decodeJson } from "./json.js";
+import type { Stored } from "./sql.js";
 
 export interface Reply {
   status: number;
@@ -177,6 +178,8 @@ export interface Response<T> {
 /** Sends calls to a server, or to a replacement for tests. */
 export interface Transport {
   call<T>(method: string, path: string, options?: CallOptions): Promise<Response<T>>;
+  /** Instead of a statement in the caller's transaction, for tests. `json` is the body of `POST /jobs`. */
+  enqueueInTransaction?(json: string, traceparent: string | undefined): Promise<Stored>;
   close(): void;
 }
 

@@ -131,6 +131,25 @@ describe("postgres", {
     }
   });
 
+  // Prisma needs a program to generate its client. This has the method that is called on its transactions.
+  test("Prisma", async () => {
+    const pool = new pg.Pool({ connectionString: server.databaseUrl });
+    try {
+      await commitAndRollback((work) =>
+        drizzle(pool).transaction((tx) =>
+          work({
+            $queryRawUnsafe: async (query: string, ...values: unknown[]) => {
+              const { session } = tx as unknown as { session: { client: pg.PoolClient } };
+              return (await session.client.query(query, values)).rows as unknown;
+            },
+          }),
+        ),
+      );
+    } finally {
+      await pool.end();
+    }
+  });
+
   test("mistakes are found before the statement runs", async () => {
     const job = ls.declare(unique("kind"), { input });
     const nothing = {} as SqlExecutor;
