@@ -106,7 +106,7 @@ export class Attempt {
       }
     }
     const { followUps } = this.ctx;
-    if (followUps.size === 0) return this.#end(ending);
+    if (followUps === undefined) return this.#end(ending);
     // The handler may not have awaited them.
     void Promise.allSettled(followUps).then((encoded) => {
       ending.follow_ups = encoded.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));

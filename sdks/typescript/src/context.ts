@@ -92,7 +92,7 @@ export class Context {
   /** @internal */
   stopped: Stopped | undefined;
   /** @internal The JSON texts of jobs that are enqueued with the success, in the order of the calls. */
-  readonly followUps = new Set<Promise<string>>();
+  followUps: Promise<string>[] | undefined;
   /** @internal Called when the queue has suspended the job, or when the lease is found to be lost. */
   onStop: (why: "suspended" | "lease_lost") => void = () => {};
 
@@ -167,7 +167,8 @@ export class Context {
   /** Enqueues a job together with the success of this one: it exists only if the success is stored. */
   async enqueue(request: JobRequest): Promise<void> {
     const encoded = encodeAll([request]).then(([json]) => json!);
-    this.followUps.add(encoded);
+    this.followUps ??= [];
+    this.followUps.push(encoded);
     await encoded;
   }
 

@@ -224,8 +224,8 @@ export class HttpTransport implements Transport {
         if (reply.status < 300) return { status: reply.status, headers: reply.headers, body: body as T };
         if (reply.status < 400) throw redirected(reply);
         problem = errorFromReply(reply.status, body as object, header(reply, "x-request-id"));
-        // 429 and 503 say that nothing was done; after other errors something may have been.
-        const again = reply.status === 429 || reply.status === 503 || (repeatable && reply.status >= 500);
+        // 408, 429 and 503 say that nothing was done; after other errors something may have been.
+        const again = [408, 429, 503].includes(reply.status) || (repeatable && reply.status >= 500);
         if (!again) throw problem;
         retryAfterMs = Number(header(reply, "retry-after") ?? 0) * 1000 || 0;
       } catch (error) {

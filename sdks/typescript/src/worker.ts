@@ -3,6 +3,7 @@
  * server. Owns the slots, the timeouts and the shutdown.
  */
 
+import { AsyncResource } from "node:async_hooks";
 import { hostname } from "node:os";
 import { performance } from "node:perf_hooks";
 import { Worker as Thread } from "node:worker_threads";
@@ -103,6 +104,7 @@ class Runner {
   readonly #graceMs: number;
   readonly #thread: Thread;
   readonly #slots: Int32Array;
+  readonly #context = new AsyncResource("LongshoreWorker");
   #resolve!: () => void;
   #reject!: (error: Error) => void;
 
@@ -138,6 +140,7 @@ class Runner {
     this.#thread = new Thread(new URL("./io.js", import.meta.url), {
       workerData: settings,
       name: "longshore-io",
+      execArgv: withoutPreloads(process.execArgv),
     });
     this.#thread.on("message", (message: FromIo) => this.#receive(message));
     this.#thread.on("error", (error) => this.#fail(error));
@@ -260,7 +263,12 @@ class Runner {
     );
     if (leased.timeout_seconds !== null) attempt.deadline = performance.now() + leased.timeout_seconds * 1000;
     this.#running.set(seq, attempt);
-    attempt.start(mayHaveBigInts ? "possible" : "none");
+    // Each handler starts with the async context of the call of work(), not with that of another job.
+    this.#context.runInAsyncScope(() =>
+      new AsyncResource("LongshoreJob").runInAsyncScope(() =>
+        attempt.start(mayHaveBigInts ? "possible" : "none"),
+      ),
+    );
   }
 
   #finishAttempt(seq: number, attempt: Attempt, ending: Ending | undefined): void {
@@ -428,6 +436,20 @@ function logToConsole({ level, message, jobId, kind, error }: LogEntry): void {
   const isOutcome = error === undefined || error instanceof Retry || error instanceof Fail;
   if (isOutcome || error instanceof Stopped) write(text);
   else write(text, error);
+}
+
+/** Options of Node that load code of the program, each with a value. */
+const PRELOADS = ["--import", "-r", "--require", "--loader", "--experimental-loader", "--input-type"];
+
+/**
+ * The options of Node without those that load code of the program, such as `--import ./tracing.js`. The I/O thread
+ * does not need it, and it would run twice. Node refuses to start a thread with `--input-type`.
+ */
+export function withoutPreloads(options: readonly string[]): string[] {
+  return options.filter((option, index) => {
+    const isValue = index > 0 && PRELOADS.includes(options[index - 1]!);
+    return !isValue && !PRELOADS.includes(option.split("=", 1)[0]!);
+  });
 }
 
 function workerStopped(): UnavailableError {

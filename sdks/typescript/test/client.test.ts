@@ -190,7 +190,7 @@ onEachEngine((server) => {
 
 test("an enqueue is repeated while the server is unavailable, and honours Retry-After", async () => {
   const bodies: string[] = [];
-  const replies = [503, 429, 500, 201];
+  const replies = [503, 429, 408, 500, 201];
   const at: number[] = [];
   const http = createServer((request, response) => {
     let body = "";
@@ -212,7 +212,7 @@ test("an enqueue is repeated while the server is unavailable, and honours Retry-
   const { port } = http.address() as { port: number };
   const ls = new Longshore({ server: `http://127.0.0.1:${port}/prefix`, retryFor: 10 });
   const handle = await ls.declare<number>("kind").enqueue(1);
-  assert.equal(bodies.length, 4);
+  assert.equal(bodies.length, 5);
   assert.equal(new Set(bodies).size, 1, "every repetition has the same id");
   assert.equal(handle.enqueuedAs, "created", "the caller made this job, though an earlier try stored it");
   assert.match(bodies[0] ?? "", new RegExp(handle.id));

@@ -1,8 +1,10 @@
 /** Handlers that throw, return or ignore what nobody expects, against a real server. */
 
 import assert from "node:assert/strict";
+import { AsyncLocalStorage } from "node:async_hooks";
 import { test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
+import { withoutPreloads } from "../src/worker.js";
 import { client, onEachEngine, signal, unique, until, withWorker } from "./support.js";
 
 onEachEngine((server) => {
@@ -38,6 +40,23 @@ onEachEngine((server) => {
         assert.match(lastError ?? "", message, name);
       }
     });
+  });
+
+  test("a handler does not get the async context of another job", async () => {
+    const ls = client(server());
+    const queue = unique("queue");
+    const tenant = new AsyncLocalStorage<number>();
+    const seen: unknown[] = [];
+    const job = ls.job(unique("tenant"), { queue }, async (n: number) => {
+      seen.push(tenant.getStore());
+      // As tracing libraries do. It lasts until the end of the synchronous code that is running.
+      tenant.enterWith(n);
+    });
+    await job.enqueueMany([1, 2, 3, 4, 5]);
+    await tenant.run(-1, () =>
+      withWorker(ls, { queues: [queue], concurrency: 2 }, () => until("five jobs", () => seen.length === 5)),
+    );
+    assert.deepEqual(seen, [-1, -1, -1, -1, -1], "it is that of the call of work()");
   });
 
   test("a follow-up that the handler did not await is stored", async () => {
@@ -170,4 +189,20 @@ onEachEngine((server) => {
     assert.deepEqual(whys, []);
     await assert.rejects(ls.work({ grace: Number.NaN }), /grace: NaN is out of range/);
   });
+});
+
+test("the I/O thread does not load the code that the program preloads", () => {
+  const options = [
+    "--import",
+    "./tracing.js",
+    "--require=a",
+    "-r",
+    "b",
+    "--enable-source-maps",
+    "--input-type=module",
+  ];
+  assert.deepEqual(withoutPreloads([...options, "--dns-result-order=ipv4first"]), [
+    "--enable-source-maps",
+    "--dns-result-order=ipv4first",
+  ]);
 });
