@@ -384,7 +384,9 @@ export class Context {
       return await call;
     } catch (error) {
       if (error instanceof LongshoreError && LASTING.has(error.slug)) {
-        throw new Fail(`${what}: ${error.message}`, { cause: error });
+        // The server names what it refuses, but not always.
+        const message = error.message.startsWith(what) ? error.message : `${what}: ${error.message}`;
+        throw new Fail(message, { cause: error });
       }
       throw error;
     }

@@ -672,7 +672,9 @@ export class MemoryQueue implements Transport {
   join(stored: Stored, name: string): JoinReply {
     const children = this.#members(stored.job.id);
     if (!this.#flows.has(stored.job.id)) {
-      throw new ConflictError(`join \`${name}\`: this job has spawned no children; call ctx.spawn first`);
+      throw new ConflictError(
+        `join \`${name}\`: this job has no children; a job can join only those that it has spawned itself`,
+      );
     }
     if (children.some(({ job }) => !ENDED.has(job.status))) {
       stored.dueAt = NEVER;

@@ -140,7 +140,7 @@ class Runner {
     this.#thread = new Thread(new URL("./io.js", import.meta.url), {
       workerData: settings,
       name: "longshore-io",
-      execArgv: withoutPreloads(process.execArgv),
+      ...optionsOfThread(process.execArgv),
     });
     this.#thread.on("message", (message: FromIo) => this.#receive(message));
     this.#thread.on("error", (error) => this.#fail(error));
@@ -438,18 +438,15 @@ function logToConsole({ level, message, jobId, kind, error }: LogEntry): void {
   else write(text, error);
 }
 
-/** Options of Node that load code of the program, each with a value. */
+/** Options of Node that load code of the program, or say that it has no file. */
 const PRELOADS = ["--import", "-r", "--require", "--loader", "--experimental-loader", "--input-type"];
 
 /**
- * The options of Node without those that load code of the program, such as `--import ./tracing.js`. The I/O thread
- * does not need it, and it would run twice. Node refuses to start a thread with `--input-type`.
+ * The options of Node for the I/O thread. By default a thread has those of the program. If they load code, such as
+ * `--import ./tracing.js`, it would run twice, so the thread gets none. Node refuses a selection of them.
  */
-export function withoutPreloads(options: readonly string[]): string[] {
-  return options.filter((option, index) => {
-    const isValue = index > 0 && PRELOADS.includes(options[index - 1]!);
-    return !isValue && !PRELOADS.includes(option.split("=", 1)[0]!);
-  });
+export function optionsOfThread(options: readonly string[]): { execArgv?: string[] } {
+  return options.some((option) => PRELOADS.includes(option.split("=", 1)[0]!)) ? { execArgv: [] } : {};
 }
 
 function workerStopped(): UnavailableError {
