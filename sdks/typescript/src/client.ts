@@ -79,6 +79,11 @@ export interface ScheduleOptions {
   paused?: boolean | undefined;
 }
 
+/** The handles of a list of requests, each with the type of its own result. */
+type HandlesOf<R extends readonly JobRequest[]> = {
+  -readonly [K in keyof R]: R[K] extends JobRequest<infer Result> ? JobHandle<Jsonified<Result>> : never;
+};
+
 /** The longest wait of one request. Longer waits are several requests. */
 const MAX_WAIT_SECONDS = 20;
 const SHORT_WAIT_SECONDS = 1;
@@ -173,8 +178,13 @@ export class Longshore {
     return new JobHandle(this, response.body.id, howOf(request, id, response.body.id, how));
   }
 
-  /** Enqueues jobs, 1,000 in each commit. Throws if one is refused; the message names it. The others of its commit are stored. */
-  async enqueueMany<R>(requests: Iterable<JobRequest<R>>): Promise<JobHandle<Jsonified<R>>[]> {
+  /**
+   * Enqueues jobs, also of several kinds, 1,000 in each commit. Throws if one is refused; the message names it. The
+   * others of its commit are stored.
+   */
+  enqueueMany<R extends readonly JobRequest[] | []>(requests: R): Promise<HandlesOf<R>>;
+  enqueueMany<R>(requests: Iterable<JobRequest<R>>): Promise<JobHandle<Jsonified<R>>[]>;
+  async enqueueMany(requests: Iterable<JobRequest>): Promise<JobHandle[]> {
     const all = Array.from(requests, (request) => ({ request, id: idOf(request) }));
     const encoded = await Promise.all(
       all.map(async ({ request, id }) => {
@@ -182,7 +192,7 @@ export class Longshore {
         return requestJson({ ...fields, id }, payloadJson);
       }),
     );
-    const handles: JobHandle<Jsonified<R>>[] = [];
+    const handles: JobHandle[] = [];
     for (const part of parts(encoded)) {
       const { body } = await this.transport.call<Schemas["BatchResponse"]>("POST", "/jobs/batch", {
         json: `[${part.join(",")}]`,
