@@ -144,9 +144,8 @@ function endingOf(thrown: unknown, ctx: Context): Ending {
   }
   if (thrown instanceof Retry) return { outcome: "failed", error, retry_after_seconds: thrown.after, thrown };
   if (thrown instanceof Snooze) return { outcome: "snoozed", delay_seconds: thrown.seconds };
-  if (thrown instanceof Cancel) return { outcome: "cancelled", error: String(thrown.message) };
-  if (thrown instanceof Fail)
-    return { outcome: "failed", error: String(thrown.message), permanent: true, thrown };
+  if (thrown instanceof Cancel) return { outcome: "cancelled", error };
+  if (thrown instanceof Fail) return { outcome: "failed", error, permanent: true, thrown };
   return { outcome: "failed", error, thrown };
 }
 
@@ -163,13 +162,16 @@ function describe(thrown: unknown, seen: Set<unknown>): string {
   if (!(thrown instanceof Error)) return typeof thrown === "object" ? inspect(thrown) : String(thrown);
   if (seen.has(thrown)) return "the same error";
   seen.add(thrown);
-  const plain = thrown.name === "Error" || thrown instanceof Retry;
+  const plain = ["Error", "Retry", "Fail", "Cancel"].includes(thrown.name);
   const parts = [[plain ? "" : thrown.name, thrown.message].filter((part) => part !== "").join(": ")];
   // Node reports a host whose addresses all failed in this way, without a message.
   if (thrown instanceof AggregateError) {
     parts.push(`errors: ${thrown.errors.map((each: unknown) => describe(each, seen)).join(", ")}`);
   }
-  if (thrown.cause !== undefined) parts.push(`cause: ${describe(thrown.cause, seen)}`);
+  const { cause } = thrown;
+  // Errors often contain the message of their cause already.
+  const isKnown = cause instanceof Error && cause.message !== "" && thrown.message.includes(cause.message);
+  if (cause !== undefined && !isKnown) parts.push(`cause: ${describe(cause, seen)}`);
   return parts.join("; ");
 }
 

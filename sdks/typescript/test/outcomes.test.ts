@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { AsyncLocalStorage } from "node:async_hooks";
 import { test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
+import { Fail } from "../src/index.js";
 import { optionsOfThread } from "../src/worker.js";
 import { client, onEachEngine, signal, unique, until, withWorker } from "./support.js";
 
@@ -26,6 +27,8 @@ onEachEngine((server) => {
       ["symbol", Symbol("s"), /^Symbol\(s\)$/],
       ["loop", loop, /^loop; cause: inner; cause: the same error$/],
       ["several", new AggregateError([new Error("v4"), new Error("v6")]), /^AggregateError; errors: v4, v6$/],
+      ["Fail", new Fail("no file", { cause: new Error("ENOENT") }), /^no file; cause: ENOENT$/],
+      ["wrapped", new Error("read: ENOENT", { cause: new Error("ENOENT") }), /^read: ENOENT$/],
       ["hidden", hidden, /cannot be shown/],
     ];
     const job = ls.job(unique("throw"), { queue, maxAttempts: 1 }, async (index: number) => {

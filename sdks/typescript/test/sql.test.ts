@@ -150,6 +150,18 @@ describe("postgres", {
     }
   });
 
+  test("tiny delays and no timeout", async () => {
+    const db = new pg.Client({ connectionString: server.databaseUrl });
+    await db.connect();
+    try {
+      const job = ls.declare<number>(unique("kind"));
+      const { id } = await job.enqueueIn(db, 1, { delay: 1e-7, timeout: "none" });
+      assert.equal((await ls.get(id)).timeoutSeconds, null);
+    } finally {
+      await db.end();
+    }
+  });
+
   test("mistakes are found before the statement runs", async () => {
     const job = ls.declare(unique("kind"), { input });
     const nothing = {} as SqlExecutor;
