@@ -194,7 +194,7 @@ class Exchange {
     this.#progress.delete(held);
     const settle = { held, json, fallback };
     const problem = tooLarge(json);
-    if (problem !== undefined) this.#reject(settle, `result: ${problem}`);
+    if (problem !== undefined) this.#reject(settle, `result and follow-ups: ${problem}`);
     else this.#settles.push(settle);
   }
 
