@@ -43,8 +43,6 @@ const MAX_BODY = 4 * 1024 * 1024;
 const MAX_PROGRESS_BYTES = 64 * 1024;
 const FIRST_PAUSE_MS = 50;
 const MAX_PAUSE_MS = 2_000;
-/** How long a server that asks for a pause can delay a renewal, as a part of the time within which it is due. */
-const MAX_RETRY_AFTER = 0.5;
 /** How long the last settles may take at the end. */
 const FINISH_WITHIN_MS = 10_000;
 
@@ -129,6 +127,8 @@ class Exchange {
   readonly #progress = new Map<Held, string>();
   #lastProgress = 0;
   readonly #open = new Set<Call>();
+  /** The last cancels of jobs that are not here: they have ended, or another call brings them. */
+  readonly #earlyCancels: Schemas["LeaseRef"][] = [];
 
   /** Attempts that ended in about the last 100 ms of busy time, and that time, to decide how much to lease ahead. */
   #recentEnds = 0;
@@ -158,9 +158,7 @@ class Exchange {
     if (message.ended) this.#measure(message.ended, message.busyMs ?? 0);
     for (const { seq, json } of message.settle ?? []) this.#addSettle(seq, json);
     for (const seq of message.dropped ?? []) this.#drop(this.#held.get(seq));
-    for (const { seq, json } of message.progress ?? []) {
-      this.#addProgress(this.#held.get(seq), json);
-    }
+    for (const { seq, json } of message.progress ?? []) this.#addProgress(this.#held.get(seq), json);
     for (const call of message.calls ?? []) this.#handlerCall(call);
     if (message.command === "stop") this.#stop();
     if (message.command === "finish") void this.#finish();
@@ -401,9 +399,12 @@ class Exchange {
       if (result?.saved === "rejected")
         this.#log("warn", `job ${held.id}: progress: ${result.message ?? "rejected"}`);
     });
-    this.#stopAll(reply.lost, "lease_lost", call.sentAt);
-    this.#stopAll(reply.cancel, "cancel", call.sentAt);
-    if (reply.jobs.length > 0) this.#deliver(reply, text);
+    if (reply.jobs.length > 0) {
+      this.#deliver(reply, text);
+      this.#stopAll(this.#earlyCancels.splice(0), "cancel");
+    }
+    this.#stopAll(reply.lost, "lease_lost");
+    this.#stopAll(reply.cancel, "cancel");
   }
 
   #settled(settle: Settle, result: Schemas["SettledReport"] | undefined): void {
@@ -431,13 +432,17 @@ class Exchange {
     }
   }
 
-  #stopAll(leases: Schemas["LeaseRef"][], why: "cancel" | "lease_lost", sentAt: number): void {
+  /** The server reports each cancel and each loss in one call only, which may be older than the lease. */
+  #stopAll(leases: Schemas["LeaseRef"][], why: "cancel" | "lease_lost"): void {
     const stopped: { seq: number; why: "cancel" | "lease_lost" }[] = [];
-    for (const { id, lease_no } of leases) {
-      const held = this.#byRef.get(refOf(id, lease_no));
-      if (!held || held.ended || held.waiting || held.deliveredAt > sentAt) continue;
-      if (why === "lease_lost") this.#drop(held);
-      else if (held.cancelled) continue;
+    for (const lease of leases) {
+      const held = this.#byRef.get(refOf(lease.id, lease.lease_no));
+      if (!held && why === "cancel" && this.#earlyCancels.push(lease) > 100) this.#earlyCancels.shift();
+      if (!held || held.ended) continue;
+      if (why === "lease_lost") {
+        if (held.waiting) continue;
+        this.#drop(held);
+      } else if (held.cancelled) continue;
       held.cancelled = true;
       stopped.push({ seq: held.seq, why });
     }
@@ -523,7 +528,7 @@ class Exchange {
     this.#failures += 1;
     const most = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** this.#failures, this.#renewWithinMs);
     // A pause that is longer than the leases would lose them.
-    const requestedMs = Math.min(retryAfterMs, this.#renewWithinMs * MAX_RETRY_AFTER);
+    const requestedMs = Math.min(retryAfterMs, this.#renewWithinMs / 2);
     const pause = Math.max(requestedMs, FIRST_PAUSE_MS + Math.random() * (most - FIRST_PAUSE_MS));
     // A kept-alive connection may have been closed; one such failure is normal.
     if (this.#failures > 1) this.#log("warn", `POST /leases failed: ${message}; trying again`);

@@ -291,3 +291,44 @@ test("if the I/O thread ends, the running jobs stop and no other job starts", as
   await assert.rejects(work({ concurrency: 1 }), /TypeError/);
   assert.deepEqual([starts, whys], [1, ["lease_lost"]]);
 });
+
+for (const order of ["after", "before"] as const) {
+  test(`a cancel that an older call reports ${order} the job arrives reaches the handler`, async () => {
+    const finish = signal();
+    const why = signal<string>();
+    ls.job("first", () => finish.promise);
+    ls.job("second", async (_: undefined, ctx) => {
+      await new Promise((resolve) => ctx.signal.addEventListener("abort", resolve));
+      why.resolve((ctx.signal.reason as Stopped).why);
+    });
+    const second = leased("second");
+    const cancel = reply({ cancel: [{ id: second["id"], lease_no: 1 }] }, 15);
+    let older: Respond | undefined;
+    let delivered = false;
+    server.answer = (request, respond) => {
+      if (request.worker_id === undefined) return respond(200, reply({ jobs: [leased("first")] }, 15));
+      if (!request.settle) {
+        // The call that waits for cancels. The server reports each in one call only.
+        if (!older) older = respond;
+        else wait(request, respond);
+        return;
+      }
+      if (delivered) return respond(200, stored(request));
+      delivered = true;
+      // As many as requested, so that the worker has no reason to end the older call.
+      const jobs = [second, leased("second")].slice(0, request.limit);
+      const answers = [() => respond(200, stored(request, jobs)), () => older?.(200, cancel)];
+      if (order === "before") answers.reverse();
+      // The I/O thread handles the responses in this order.
+      answers[0]?.();
+      setTimeout(() => answers[1]?.(), 50);
+    };
+    const working = work({ concurrency: 1 });
+    await until("the call that waits for cancels", () => older);
+    finish.resolve();
+    const late = until("the cancel", () => undefined, 5).catch(() => "no cancel");
+    assert.equal(await Promise.race([why.promise, late]), "cancel");
+    stop.abort();
+    await working;
+  });
+}
