@@ -125,6 +125,7 @@ afterEach(() => server.stop());
 
 function work(options: { concurrency?: number; staleAfter?: number } = {}): Promise<void> {
   const working = ls.work({
+    grace: 0.1,
     ...options,
     signal: stop.signal,
     handleSignals: false,
@@ -236,6 +237,7 @@ test("a worker never holds more leases than a call can list", async () => {
   };
   const working = work({ concurrency: 500 });
   await until("many leases", () => settled > 40);
+  server.answer = (request, respond) => respond(200, stored(request));
   stop.abort();
   await working;
   assert.ok(most >= 500 && most <= 1_000, `${most} leases at once`);
