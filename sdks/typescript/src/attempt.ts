@@ -3,6 +3,7 @@
  * threads and HTTP, so that `longshore/testing` runs handlers in the same way.
  */
 
+import { inspect } from "node:util";
 import { Context, type StopCause } from "./context.js";
 import { Cancel, Fail, Retry, Snooze, ValidationError } from "./errors.js";
 import type { AnyJob } from "./job.js";
@@ -33,6 +34,8 @@ export class Attempt {
   readonly job: AnyJob;
   /** When the attempt times out, in the time of `performance.now()`. */
   deadline = Number.POSITIVE_INFINITY;
+  /** Whether the deadline has passed once. */
+  isOverdue = false;
   #ended = false;
   readonly #onEnd: (attempt: Attempt, ending: Ending | undefined) => void;
 
@@ -102,8 +105,13 @@ export class Attempt {
         return;
       }
     }
-    if (this.ctx.followUps.length > 0) ending.follow_ups = this.ctx.followUps;
-    this.#end(ending);
+    const { followUps } = this.ctx;
+    if (followUps === undefined) return this.#end(ending);
+    // The handler may not have awaited them.
+    void Promise.allSettled(followUps).then((encoded) => {
+      ending.follow_ups = encoded.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
+      this.#end(ending);
+    });
   }
 
   #fail(thrown: unknown): void {
@@ -136,17 +144,35 @@ function endingOf(thrown: unknown, ctx: Context): Ending {
   }
   if (thrown instanceof Retry) return { outcome: "failed", error, retry_after_seconds: thrown.after, thrown };
   if (thrown instanceof Snooze) return { outcome: "snoozed", delay_seconds: thrown.seconds };
-  if (thrown instanceof Cancel) return { outcome: "cancelled", error: thrown.message };
-  if (thrown instanceof Fail) return { outcome: "failed", error: thrown.message, permanent: true, thrown };
+  if (thrown instanceof Cancel) return { outcome: "cancelled", error };
+  if (thrown instanceof Fail) return { outcome: "failed", error, permanent: true, thrown };
   return { outcome: "failed", error, thrown };
 }
 
-/** The message of an error with those of its causes. */
+/** The message of an error with those of its causes. Handlers throw anything, so this must not throw itself. */
 export function describeError(thrown: unknown): string {
-  if (!(thrown instanceof Error)) return String(thrown);
-  const own =
-    thrown.name === "Error" || thrown instanceof Retry ? thrown.message : `${thrown.name}: ${thrown.message}`;
-  return thrown.cause === undefined ? own : `${own}; cause: ${describeError(thrown.cause)}`;
+  try {
+    return describe(thrown, new Set());
+  } catch {
+    return "the handler threw a value that cannot be shown";
+  }
+}
+
+function describe(thrown: unknown, seen: Set<unknown>): string {
+  if (!(thrown instanceof Error)) return typeof thrown === "object" ? inspect(thrown) : String(thrown);
+  if (seen.has(thrown)) return "the same error";
+  seen.add(thrown);
+  const plain = ["Error", "Retry", "Fail", "Cancel"].includes(thrown.name);
+  const parts = [[plain ? "" : thrown.name, thrown.message].filter((part) => part !== "").join(": ")];
+  // Node reports a host whose addresses all failed in this way, without a message.
+  if (thrown instanceof AggregateError) {
+    parts.push(`errors: ${thrown.errors.map((each: unknown) => describe(each, seen)).join(", ")}`);
+  }
+  const { cause } = thrown;
+  // Errors often contain the message of their cause already.
+  const isKnown = cause instanceof Error && cause.message !== "" && thrown.message.includes(cause.message);
+  if (cause !== undefined && !isKnown) parts.push(`cause: ${describe(cause, seen)}`);
+  return parts.join("; ");
 }
 
 /** An error message without characters that the server refuses: NUL and halves of surrogate pairs. */

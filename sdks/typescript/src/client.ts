@@ -3,7 +3,7 @@
  * jobs that were defined with `job`.
  */
 
-import { JobCancelledError, JobFailedError, LongshoreError, ValidationError } from "./errors.js";
+import { JobCancelledError, JobFailedError, ValidationError } from "./errors.js";
 import { encodeAll, FlowBuilder } from "./flow.js";
 import { type EnqueuedAs, JobHandle } from "./handle.js";
 import { newId } from "./ids.js";
@@ -79,6 +79,11 @@ export interface ScheduleOptions {
   paused?: boolean | undefined;
 }
 
+/** The handles of a list of requests, each with the type of its own result. */
+type HandlesOf<R extends readonly JobRequest[]> = {
+  -readonly [K in keyof R]: R[K] extends JobRequest<infer Result> ? JobHandle<Jsonified<Result>> : never;
+};
+
 /** The longest wait of one request. Longer waits are several requests. */
 const MAX_WAIT_SECONDS = 20;
 const SHORT_WAIT_SECONDS = 1;
@@ -88,20 +93,28 @@ const ENDED = new Set<JobStatus>(["succeeded", "failed_permanent", "cancelled"])
 export class Longshore {
   readonly server: string;
   /** @internal */
-  readonly token: string | undefined;
-  /** @internal */
   readonly jobs = new Map<string, AnyJob>();
   /** @internal Replaced by `longshore/testing`. */
   transport: Transport;
   readonly #schema: string;
+  /** Private, so that a client that is logged does not show it. */
+  readonly #token: string | undefined;
   #waits = 0;
 
   constructor(options: LongshoreOptions = {}) {
     // A variable that is set to nothing counts as absent.
     this.server = options.server ?? (process.env["LONGSHORE_SERVER"] || "http://127.0.0.1:8080");
-    this.token = options.token ?? (process.env["LONGSHORE_TOKEN"] || undefined);
+    this.#token = options.token ?? (process.env["LONGSHORE_TOKEN"] || undefined);
     this.#schema = options.schema ?? "longshore";
-    this.transport = new HttpTransport(this.server, this.token, (options.retryFor ?? 30) * 1000);
+    const retryFor = options.retryFor ?? 30;
+    if (!(retryFor >= 0))
+      throw new ValidationError(`retryFor: ${retryFor} is out of range; use 0 or more seconds`);
+    this.transport = new HttpTransport(this.server, this.#token, retryFor * 1000);
+  }
+
+  /** @internal */
+  get token(): string | undefined {
+    return this.#token;
   }
 
   /**
@@ -155,27 +168,31 @@ export class Longshore {
   async enqueue<R>(request: JobRequest<R>): Promise<JobHandle<Jsonified<R>>> {
     const { fields, payloadJson } = await request.encode();
     const { traceparent } = request.options;
+    const id = idOf(request);
     const response = await this.transport.call<Schemas["Job"]>("POST", "/jobs", {
-      json: requestJson({ ...fields, id: idOf(request) }, payloadJson),
+      json: requestJson({ ...fields, id }, payloadJson),
       headers: traceparent === undefined ? undefined : { traceparent },
       repeatable: true,
     });
-    return new JobHandle(
-      this,
-      response.body.id,
-      (response.headers["enqueued-as"] ?? "created") as EnqueuedAs,
-    );
+    const how = (response.headers["enqueued-as"] ?? "created") as EnqueuedAs;
+    return new JobHandle(this, response.body.id, howOf(request, id, response.body.id, how));
   }
 
-  /** Enqueues jobs, 1,000 in each commit. Throws if one is refused; the message names it. The others of its commit are stored. */
-  async enqueueMany<R>(requests: Iterable<JobRequest<R>>): Promise<JobHandle<Jsonified<R>>[]> {
+  /**
+   * Enqueues jobs, also of several kinds, 1,000 in each commit. Throws if one is refused; the message names it. The
+   * others of its commit are stored.
+   */
+  enqueueMany<R extends readonly JobRequest[] | []>(requests: R): Promise<HandlesOf<R>>;
+  enqueueMany<R>(requests: Iterable<JobRequest<R>>): Promise<JobHandle<Jsonified<R>>[]>;
+  async enqueueMany(requests: Iterable<JobRequest>): Promise<JobHandle[]> {
+    const all = Array.from(requests, (request) => ({ request, id: idOf(request) }));
     const encoded = await Promise.all(
-      Array.from(requests, async (request) => {
+      all.map(async ({ request, id }) => {
         const { fields, payloadJson } = await request.encode();
-        return requestJson({ ...fields, id: idOf(request) }, payloadJson);
+        return requestJson({ ...fields, id }, payloadJson);
       }),
     );
-    const handles: JobHandle<Jsonified<R>>[] = [];
+    const handles: JobHandle[] = [];
     for (const part of parts(encoded)) {
       const { body } = await this.transport.call<Schemas["BatchResponse"]>("POST", "/jobs/batch", {
         json: `[${part.join(",")}]`,
@@ -187,7 +204,9 @@ export class Longshore {
             `job ${handles.length} of ${encoded.length}: ${item.message ?? "refused"}`,
           );
         }
-        handles.push(new JobHandle(this, item.id, item.outcome as EnqueuedAs));
+        const { request, id } = all[handles.length]!;
+        const how = howOf(request, id, item.id, item.outcome as EnqueuedAs);
+        handles.push(new JobHandle(this, item.id, how));
       }
     }
     return handles;
@@ -197,8 +216,13 @@ export class Longshore {
   async enqueueIn<R>(tx: SqlExecutor, request: JobRequest<R>): Promise<JobHandle<Jsonified<R>>> {
     const { fields, payloadJson } = await request.encode();
     const { traceparent } = request.options;
+    const id = idOf(request);
     const all = traceparent === undefined ? fields : { ...fields, traceparent };
-    const stored = await enqueueInSql(tx, this.#schema, idOf(request), all, payloadJson);
+    const inMemory = this.transport.enqueueInTransaction?.(
+      requestJson({ ...fields, id }, payloadJson),
+      traceparent,
+    );
+    const stored = await (inMemory ?? enqueueInSql(tx, this.#schema, id, all, payloadJson));
     return new JobHandle(this, stored.id, stored.enqueuedAs);
   }
 
@@ -367,6 +391,9 @@ export class Longshore {
     resume: (name: string): Promise<QueueInfo> => this.#change(`/queues/${encodeURIComponent(name)}/resume`),
     /** Sets how many jobs of the queue may run at once, in all processes together; null removes the limit. */
     limit: async (name: string, limit: number | null): Promise<QueueInfo> => {
+      // JSON would make null of it, which removes the limit.
+      if (Number.isNaN(limit))
+        throw new ValidationError(`limit: ${limit} is not a number; use null for none`);
       const path = `/queues/${encodeURIComponent(name)}/limit`;
       return toCamel((await this.transport.call<Schemas["Queue"]>("PUT", path, { body: { limit } })).body);
     },
@@ -416,6 +443,14 @@ export class Longshore {
   }
 }
 
+/**
+ * How a request was stored. A repeated request finds the job that the first one created, if only its response was
+ * lost. No other request has an id that was made for this one.
+ */
+function howOf(request: JobRequest, id: string, storedId: string, how: EnqueuedAs): EnqueuedAs {
+  return request.options.id === undefined && storedId === id ? "created" : how;
+}
+
 /** Splits a batch by number and by size: the server accepts 16 MiB. */
 function* parts(items: string[]): Generator<string[]> {
   const MAX_LENGTH = 4 * 1024 * 1024;
@@ -432,5 +467,3 @@ function* parts(items: string[]): Generator<string[]> {
   }
   if (part.length > 0) yield part;
 }
-
-export { LongshoreError };

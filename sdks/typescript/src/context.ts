@@ -4,7 +4,7 @@
  */
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import { ConflictError, Fail, ValidationError } from "./errors.js";
+import { type ErrorSlug, Fail, LongshoreError, ValidationError } from "./errors.js";
 import { encodeAll } from "./flow.js";
 import type { JobRequest } from "./job.js";
 import { encodeJson, type Jsonified } from "./json.js";
@@ -91,8 +91,8 @@ export class Context {
   readonly leased: LeasedJob;
   /** @internal */
   stopped: Stopped | undefined;
-  /** @internal */
-  readonly followUps: string[] = [];
+  /** @internal The JSON texts of jobs that are enqueued with the success, in the order of the calls. */
+  followUps: Promise<string>[] | undefined;
   /** @internal Called when the queue has suspended the job, or when the lease is found to be lost. */
   onStop: (why: "suspended" | "lease_lost") => void = () => {};
 
@@ -166,7 +166,10 @@ export class Context {
 
   /** Enqueues a job together with the success of this one: it exists only if the success is stored. */
   async enqueue(request: JobRequest): Promise<void> {
-    this.followUps.push(...(await encodeAll([request])));
+    const encoded = encodeAll([request]).then(([json]) => json!);
+    this.followUps ??= [];
+    this.followUps.push(encoded);
+    await encoded;
   }
 
   /**
@@ -380,8 +383,10 @@ export class Context {
     try {
       return await call;
     } catch (error) {
-      if (error instanceof ValidationError || error instanceof ConflictError) {
-        throw new Fail(`${what}: ${error.message}`, { cause: error });
+      if (error instanceof LongshoreError && LASTING.has(error.slug)) {
+        // The server names what it refuses, but not always.
+        const message = error.message.startsWith(what) ? error.message : `${what}: ${error.message}`;
+        throw new Fail(message, { cause: error });
       }
       throw error;
     }
@@ -416,6 +421,9 @@ export class Context {
     return this.#journal.get(name);
   }
 }
+
+/** Refusals that another attempt would get as well. */
+const LASTING = new Set<ErrorSlug>(["validation", "bad_request", "too_large", "conflict"]);
 
 /** A value that is not JSON would not be in another attempt either, so the job fails at once. */
 function encodeOrFail(value: unknown, what: string): string {

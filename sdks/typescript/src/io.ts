@@ -6,8 +6,8 @@
 
 import { hostname } from "node:os";
 import { parentPort, workerData } from "node:worker_threads";
-import { errorFromReply } from "./errors.js";
-import { decodeJson } from "./json.js";
+import { isFinal, NOT_JSON, parseReply, sendUntilAnswered, tooLarge } from "./calls.js";
+import { errorFromReply, type LongshoreError } from "./errors.js";
 import { type FromIo, type HandlerCall, type IoSettings, SLOTS, type ToIo, tryRelease } from "./messages.js";
 import { Connections, NoReplyError, type Reply, sleep } from "./transport.js";
 import type { components } from "./wire.js";
@@ -18,6 +18,8 @@ type ExchangeReply = Schemas["LeaseResponse"];
 /** The maximum number of leases that have not ended, and of settles in one call: together not above the 1,000 of `held`. */
 const MAX_LEASES = 600;
 const MAX_SETTLES = 400;
+/** The maximum number of leases, including those whose end is not stored yet. `held` must list all of them. */
+const MAX_HELD = 1_000;
 /** Calls that are sent at once: one can wait for work while another one reports. */
 const MAX_CALLS = 2;
 /** A job that has not started after this time is released. */
@@ -36,7 +38,9 @@ const PROGRESS_EVERY_MS = 100;
 const QUIET_MS = 100;
 /** The server waits up to 20 s. */
 const MAX_WAIT_SECONDS = 20;
+/** Several reports are sent in one call up to this length. */
 const MAX_BODY = 4 * 1024 * 1024;
+const MAX_PROGRESS_BYTES = 64 * 1024;
 const FIRST_PAUSE_MS = 50;
 const MAX_PAUSE_MS = 2_000;
 /** How long the last settles may take at the end. */
@@ -109,6 +113,8 @@ class Exchange {
   #failures = 0;
   #pausedUntil = 0;
   #isolating = false;
+  /** Why the server no longer accepts this worker's token. */
+  #denied: LongshoreError | undefined;
 
   #nextSeq = 1;
   readonly #held = new Map<number, Held>();
@@ -121,6 +127,8 @@ class Exchange {
   readonly #progress = new Map<Held, string>();
   #lastProgress = 0;
   readonly #open = new Set<Call>();
+  /** The last cancels of jobs that are not here: they have ended, or another call brings them. */
+  readonly #earlyCancels: Schemas["LeaseRef"][] = [];
 
   /** Attempts that ended in about the last 100 ms of busy time, and that time, to decide how much to lease ahead. */
   #recentEnds = 0;
@@ -150,14 +158,18 @@ class Exchange {
     if (message.ended) this.#measure(message.ended, message.busyMs ?? 0);
     for (const { seq, json } of message.settle ?? []) this.#addSettle(seq, json);
     for (const seq of message.dropped ?? []) this.#drop(this.#held.get(seq));
-    for (const { seq, json } of message.progress ?? []) {
-      const held = this.#held.get(seq);
-      if (held) this.#progress.set(held, json);
-    }
+    for (const { seq, json } of message.progress ?? []) this.#addProgress(this.#held.get(seq), json);
     for (const call of message.calls ?? []) this.#handlerCall(call);
     if (message.command === "stop") this.#stop();
     if (message.command === "finish") void this.#finish();
     this.pump();
+  }
+
+  #addProgress(held: Held | undefined, json: string): void {
+    if (!held) return;
+    const bytes = Buffer.byteLength(json);
+    if (bytes <= MAX_PROGRESS_BYTES) this.#progress.set(held, json);
+    else this.#log("warn", `job ${held.id}: progress: ${bytes} bytes of JSON exceed ${MAX_PROGRESS_BYTES}`);
   }
 
   #measure(ended: number, busyMs: number): void {
@@ -178,7 +190,10 @@ class Exchange {
     if (!held) return;
     this.#end(held);
     this.#progress.delete(held);
-    this.#settles.push({ held, json, fallback });
+    const settle = { held, json, fallback };
+    const problem = tooLarge(json);
+    if (problem !== undefined) this.#reject(settle, `result and follow-ups: ${problem}`);
+    else this.#settles.push(settle);
   }
 
   #end(held: Held): void {
@@ -201,8 +216,9 @@ class Exchange {
     if (this.#stopping || this.#mainStalled) return 0;
     let open = 0;
     for (const call of this.#open) open += call.limit;
-    const capacity = Math.min(this.#settings.concurrency + this.#ahead(), MAX_LEASES);
-    return Math.max(0, capacity - this.#unended - open);
+    const capacity = Math.min(this.#settings.concurrency + this.#ahead(), MAX_LEASES) - this.#unended;
+    // If ends are stored slower than jobs end, for example because the results are large, lease fewer jobs.
+    return Math.max(0, Math.min(capacity, MAX_HELD - this.#held.size) - open);
   }
 
   /** Sends what can be sent now. */
@@ -278,8 +294,6 @@ class Exchange {
     const call = this.#newCall(limit, false);
     this.#gatherUntil = undefined;
     this.#lastProgress = call.sentAt;
-    call.progress = [...this.#progress];
-    this.#progress.clear();
     const most = this.#isolating ? 1 : MAX_SETTLES;
     let size = 0;
     let count = 0;
@@ -300,6 +314,12 @@ class Exchange {
     call.steps = take(this.#steps);
     call.checkpoints = take(this.#checkpoints);
     call.settles = take(this.#settles);
+    for (const [held, json] of this.#progress) {
+      if (size + json.length >= MAX_BODY) break;
+      size += json.length;
+      call.progress.push([held, json]);
+      this.#progress.delete(held);
+    }
     return call;
   }
 
@@ -312,7 +332,7 @@ class Exchange {
       const own = new Set(call.settles.map((settle) => settle.held));
       const refs: string[] = [];
       for (const held of this.#held.values()) if (!own.has(held)) refs.push(held.ref);
-      json += `,"held":[${refs.slice(0, 1000).join(",")}]`;
+      json += `,"held":[${refs.join(",")}]`;
     }
     const list = (items: { json: string }[]) => items.map((item) => item.json).join(",");
     if (call.settles.length > 0) json += `,"settle":[${list(call.settles)}]`;
@@ -350,18 +370,22 @@ class Exchange {
 
   #replied(call: Call, reply: Reply): void {
     if (reply.status === 200) {
+      const body = parseReply(reply);
+      if (!body) return this.#failed(call, NOT_JSON);
       this.#open.delete(call);
       this.#failures = 0;
+      this.#denied = undefined;
       this.#isolating = false;
       this.#lastAck = Math.max(this.#lastAck, call.sentAt);
-      this.#apply(call, decodeJson(reply.text).value as ExchangeReply, reply.text);
+      this.#apply(call, body as ExchangeReply, reply.text);
       this.pump();
       return;
     }
-    const error = errorFromReply(reply.status, parseProblem(reply), undefined);
+    const error = errorFromReply(reply.status, parseReply(reply), undefined);
     if (reply.status === 409) return this.#declaredDead(call);
     if (reply.status === 400 || reply.status === 413 || reply.status === 422)
       return this.#refused(call, error.message);
+    if (reply.status === 401 || reply.status === 403) this.#denied = error;
     this.#failed(call, error.message, Number(reply.headers["retry-after"] ?? 0) * 1000 || 0);
   }
 
@@ -375,9 +399,12 @@ class Exchange {
       if (result?.saved === "rejected")
         this.#log("warn", `job ${held.id}: progress: ${result.message ?? "rejected"}`);
     });
-    this.#stopAll(reply.lost, "lease_lost", call.sentAt);
-    this.#stopAll(reply.cancel, "cancel", call.sentAt);
-    if (reply.jobs.length > 0) this.#deliver(reply, text);
+    if (reply.jobs.length > 0) {
+      this.#deliver(reply, text);
+      this.#stopAll(this.#earlyCancels.splice(0), "cancel");
+    }
+    this.#stopAll(reply.lost, "lease_lost");
+    this.#stopAll(reply.cancel, "cancel");
   }
 
   #settled(settle: Settle, result: Schemas["SettledReport"] | undefined): void {
@@ -405,13 +432,17 @@ class Exchange {
     }
   }
 
-  #stopAll(leases: Schemas["LeaseRef"][], why: "cancel" | "lease_lost", sentAt: number): void {
+  /** The server reports each cancel and each loss in one call only, which may be older than the lease. */
+  #stopAll(leases: Schemas["LeaseRef"][], why: "cancel" | "lease_lost"): void {
     const stopped: { seq: number; why: "cancel" | "lease_lost" }[] = [];
-    for (const { id, lease_no } of leases) {
-      const held = this.#byRef.get(refOf(id, lease_no));
-      if (!held || held.ended || held.waiting || held.deliveredAt > sentAt) continue;
-      if (why === "lease_lost") this.#drop(held);
-      else if (held.cancelled) continue;
+    for (const lease of leases) {
+      const held = this.#byRef.get(refOf(lease.id, lease.lease_no));
+      if (!held && why === "cancel" && this.#earlyCancels.push(lease) > 100) this.#earlyCancels.shift();
+      if (!held || held.ended) continue;
+      if (why === "lease_lost") {
+        if (held.waiting) continue;
+        this.#drop(held);
+      } else if (held.cancelled) continue;
       held.cancelled = true;
       stopped.push({ seq: held.seq, why });
     }
@@ -496,9 +527,11 @@ class Exchange {
   #failed(call: Call, message: string, retryAfterMs = 0): void {
     this.#failures += 1;
     const most = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** this.#failures, this.#renewWithinMs);
-    const pause = Math.max(retryAfterMs, FIRST_PAUSE_MS + Math.random() * (most - FIRST_PAUSE_MS));
+    // A pause that is longer than the leases would lose them.
+    const requestedMs = Math.min(retryAfterMs, this.#renewWithinMs / 2);
+    const pause = Math.max(requestedMs, FIRST_PAUSE_MS + Math.random() * (most - FIRST_PAUSE_MS));
     // A kept-alive connection may have been closed; one such failure is normal.
-    if (this.#failures > 1) this.#log("warn", `the server is unavailable: ${message}; trying again`);
+    if (this.#failures > 1) this.#log("warn", `POST /leases failed: ${message}; trying again`);
     if (call.limit > 0) this.#reconcileAt = performance.now() + RECONCILE_AFTER_MS;
     this.#pausedUntil = performance.now() + (this.#failures > 1 || retryAfterMs > 0 ? pause : 0);
     this.#retract(call);
@@ -506,6 +539,12 @@ class Exchange {
 
   /** The server refused the whole call. Finds the report that it refuses by sending one at a time. */
   #refused(call: Call, message: string): void {
+    if (call.progress.length > 0) {
+      // Progress may be lost, and must not be mistaken for a bad report of another job.
+      this.#log("warn", `the progress of ${call.progress.length} jobs was not stored: ${message}`);
+      call.progress = [];
+      return this.#retract(call);
+    }
     const reports = call.settles.length + call.steps.length + call.checkpoints.length;
     if (reports === 1) {
       this.#open.delete(call);
@@ -517,7 +556,6 @@ class Exchange {
       return;
     }
     this.#isolating = reports > 1;
-    call.progress = [];
     this.#failed(call, message);
   }
 
@@ -526,31 +564,32 @@ class Exchange {
     const settings = this.#settings;
     const sentAt = performance.now();
     const limit = this.#tokens();
-    const body = JSON.stringify({
+    const description = JSON.stringify({
       name: settings.name,
       host: hostname(),
       pid: process.pid,
       version: settings.version,
       queues: settings.queues,
       kinds: settings.kinds,
-      announce: settings.announce,
       stale_after_seconds: settings.staleAfterSeconds,
       limit,
     });
+    const body = `${description.slice(0, -1)},"announce":${settings.announce}}`;
     try {
       const reply = await this.#connections.send("POST", "/leases", body, { timeoutMs: 10_000 });
       if (reply.status !== 200) {
-        const error = errorFromReply(reply.status, parseProblem(reply), undefined);
-        if (reply.status < 500 && reply.status !== 429 && reply.status !== 408) {
+        const error = errorFromReply(reply.status, parseReply(reply), undefined);
+        if (isFinal(reply.status)) {
           // A server of protocol 1.0 does not know the fields that describe the worker.
           const isOld = reply.status === 422 && error.message.includes("unknown field");
-          const message = isOld ? `${TOO_OLD} (${error.message})` : error.message;
+          const message = isOld ? `${TOO_OLD} (${error.message})` : this.#nameKind(error.message);
           this.#post({ what: "failed", slug: error.slug, message, status: reply.status });
           return;
         }
         throw new NoReplyError(error.message, true);
       }
-      const registered = decodeJson(reply.text).value as ExchangeReply;
+      const registered = parseReply(reply) as ExchangeReply | undefined;
+      if (!registered) throw new NoReplyError(NOT_JSON, true);
       if (registered.protocol === undefined) {
         this.#post({ what: "failed", slug: "unavailable", message: TOO_OLD, status: 200 });
         return;
@@ -570,6 +609,11 @@ class Exchange {
       this.#registering = false;
     }
     this.pump();
+  }
+
+  /** Names the job in a message about the kinds that this worker has announced. */
+  #nameKind(message: string): string {
+    return message.replace(/^announce\[(\d+)\]/, (_, index) => `job \`${this.#settings.kinds[index]}\``);
   }
 
   /** The server has taken all leases of this worker. Stops the jobs and registers again. */
@@ -616,6 +660,11 @@ class Exchange {
       this.#log("error", `no renewal for ${Math.round(silentMs / 1000)} s; the jobs of this worker stop`);
       this.#loseAll();
     }
+    // A token that was revoked does not become valid again. Ends that are not stored yet got their chance.
+    if (this.#denied && silentMs > this.#settings.staleAfterSeconds * 750) {
+      const { slug, message, status } = this.#denied;
+      this.#post({ what: "failed", slug, message, status: status ?? 0 });
+    }
     this.pump();
   }
 
@@ -627,52 +676,43 @@ class Exchange {
     }
     if (request.what === "step") {
       const step = `{"name":${JSON.stringify(request.name)},"value":${request.json}}`;
-      this.#steps.push({ held, call: request.call, json: `${held.ref.slice(0, -1)},"steps":[${step}]}` });
+      const json = `${held.ref.slice(0, -1)},"steps":[${step}]}`;
+      if (!this.#refuseTooLarge(request.call, json)) this.#steps.push({ held, call: request.call, json });
     } else if (request.what === "checkpoint") {
       const json = `${held.ref.slice(0, -1)},"checkpoint":${request.json}}`;
-      this.#checkpoints.push({ held, call: request.call, json });
-    } else {
+      if (!this.#refuseTooLarge(request.call, json))
+        this.#checkpoints.push({ held, call: request.call, json });
+    } else if (!this.#refuseTooLarge(request.call, request.json)) {
       void this.#direct(held, request.call, `/leases/${request.what}`, request.json);
     }
+  }
+
+  #refuseTooLarge(call: number, json: string): boolean {
+    const message = tooLarge(json);
+    if (message === undefined) return false;
+    this.#post({ what: "refusal", call, slug: "too_large", message, status: 413 });
+    return true;
   }
 
   /** Sends a call of a handler until there is a response. All of them are safe to repeat. */
   async #direct(held: Held, number: number, path: string, fields: string): Promise<void> {
     held.waiting = true;
-    let pause = FIRST_PAUSE_MS;
     try {
-      for (;;) {
-        if (!this.#held.has(held.seq) || this.#workerId === undefined) {
-          return this.#post({ what: "reply", call: number, text: LEASE_LOST });
-        }
-        const body = `{"worker_id":"${this.#workerId}",${held.ref.slice(1, -1)}${fields}}`;
-        let problem: string;
-        try {
-          const reply = await this.#handlerConnections.send("POST", path, body, { timeoutMs: 30_000 });
-          if (reply.status === 200) {
-            const { status } = decodeJson(reply.text).value as { status?: string };
-            if (status === "suspended" || status === "lease_lost") this.#drop(held);
-            return this.#post({ what: "reply", call: number, text: reply.text });
-          }
-          const error = errorFromReply(reply.status, parseProblem(reply), undefined);
-          if (reply.status < 500 && reply.status !== 429 && reply.status !== 408) {
-            return this.#post({
-              what: "refusal",
-              call: number,
-              slug: error.slug,
-              message: error.message,
-              status: reply.status,
-            });
-          }
-          problem = error.message;
-        } catch (error) {
-          if (!(error instanceof NoReplyError)) throw error;
-          problem = error.message;
-        }
-        this.#log("warn", `${path}: ${problem}; trying again`);
-        pause = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS + Math.random() * (pause * 3 - FIRST_PAUSE_MS));
-        await sleep(pause);
+      const reply = await sendUntilAnswered(this.#handlerConnections, path, {
+        body: () =>
+          this.#held.has(held.seq) && this.#workerId !== undefined
+            ? `{"worker_id":"${this.#workerId}",${held.ref.slice(1, -1)}${fields}}`
+            : undefined,
+        onFailure: (problem) => this.#log("warn", `${path}: ${problem}; trying again`),
+      });
+      if (!reply) return this.#post({ what: "reply", call: number, text: LEASE_LOST });
+      if (reply.status === 200) {
+        const { status } = parseReply(reply) as { status?: string };
+        if (status === "suspended" || status === "lease_lost") this.#drop(held);
+        return this.#post({ what: "reply", call: number, text: reply.text });
       }
+      const { slug, message } = errorFromReply(reply.status, parseReply(reply), undefined);
+      this.#post({ what: "refusal", call: number, slug, message, status: reply.status });
     } catch (error) {
       this.#crash(error);
     } finally {
@@ -698,6 +738,11 @@ class Exchange {
       if (!this.#registering && (idle || this.#workerId === undefined)) break;
       this.pump();
       await sleep(5);
+    }
+    const unstored =
+      this.#settles.length + [...this.#open].reduce((sum, call) => sum + call.settles.length, 0);
+    if (unstored > 0) {
+      this.#log("error", `the ends of ${unstored} attempts could not be stored; their jobs run again`);
     }
     if (this.#workerId !== undefined) {
       const path = `/leases/${this.#workerId}`;
@@ -744,14 +789,6 @@ class Exchange {
 
 function refOf(id: string, leaseNo: number): string {
   return `{"id":"${id}","lease_no":${leaseNo}}`;
-}
-
-function parseProblem(reply: Reply): { error?: string; message?: string } | undefined {
-  try {
-    return JSON.parse(reply.text) as { error?: string; message?: string };
-  } catch {
-    return undefined;
-  }
 }
 
 if (parentPort) {

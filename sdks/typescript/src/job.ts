@@ -100,14 +100,19 @@ function fieldsOf(job: AnyJob, options: EnqueueOptions): Record<string, unknown>
   if (options.delay !== undefined && options.runAt !== undefined) {
     throw new ValidationError(`delay: runAt is also set for \`${job.name}\`; set only one of the two`);
   }
+  const { delay } = options;
+  const priority = options.priority ?? kind.priority;
+  const maxAttempts = options.maxAttempts ?? kind.maxAttempts;
+  const timeout = options.timeout ?? kind.timeout;
+  checkNumbers(job.name, { delay, priority, maxAttempts, timeout });
   const fields: Record<string, unknown> = {
     kind: job.name,
     queue: options.queue ?? kind.queue,
-    priority: options.priority ?? kind.priority,
-    max_attempts: options.maxAttempts ?? kind.maxAttempts,
-    timeout_seconds: options.timeout ?? kind.timeout,
+    priority,
+    max_attempts: maxAttempts,
+    timeout_seconds: timeout,
     retry: toSnake(options.retry ?? kind.retry),
-    delay_seconds: options.delay,
+    delay_seconds: delay,
     run_at: options.runAt instanceof Date ? isoDate(job.name, options.runAt) : options.runAt,
     idempotency_key: options.idempotencyKey,
     unique_key: options.uniqueKey,
@@ -121,6 +126,15 @@ function fieldsOf(job: AnyJob, options: EnqueueOptions): Record<string, unknown>
   for (const name of Object.keys(fields)) if (fields[name] === undefined) delete fields[name];
   if (options.metadata !== undefined) encodeJson(options.metadata, `metadata of \`${job.name}\``);
   return fields;
+}
+
+/** JSON makes null of NaN and Infinity, which means the default. */
+function checkNumbers(kind: string, options: Record<string, unknown>): void {
+  for (const [name, value] of Object.entries(options)) {
+    if (typeof value !== "number" || Number.isFinite(value)) continue;
+    const remedy = name === "timeout" ? 'use a number of seconds or "none"' : "use a finite number";
+    throw new ValidationError(`${name}: ${value} was given for \`${kind}\`; ${remedy}`);
+  }
 }
 
 function isoDate(kind: string, date: Date): string {
@@ -149,6 +163,8 @@ export class Job<Input, Output, Result> {
     /** @internal */
     readonly handler: Handler<Output, Result> | undefined,
   ) {
+    const { priority, maxAttempts, timeout } = options;
+    checkNumbers(name, { priority, maxAttempts, timeout });
     this.schema = options.input;
   }
 

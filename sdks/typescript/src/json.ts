@@ -4,6 +4,7 @@
  * returns the latter as `bigint`.
  */
 
+import { randomUUID } from "node:crypto";
 import { ValidationError } from "./errors.js";
 
 /** What a value becomes when it is stored as JSON and read again. */
@@ -40,7 +41,7 @@ export function encodeJson(value: unknown, what: string): string {
   }
   if (text === undefined) throw new ValidationError(`${what}: a ${typeof value} is not JSON; use plain data`);
   // Only values that can contain a problem are searched.
-  if (/null|\d{16}/.test(text)) {
+  if (/null|\d{16}|\{\}/.test(text)) {
     const problem = findProblem(value, what, new Set());
     if (problem) throw problem;
   }
@@ -52,36 +53,69 @@ export function throughJson<T>(value: T, what: string): Jsonified<T> {
   return JSON.parse(encodeJson(value, what)) as Jsonified<T>;
 }
 
+/** `JSON.stringify` makes `{}` of these, whatever they contain. */
+const EMPTY_AS_JSON = [
+  [Promise, "await it"],
+  [Map, "use Object.fromEntries or an array"],
+  [Set, "convert it to an array"],
+  [Error, "use its message"],
+  [RegExp, "use its source"],
+] as const;
+
 function findProblem(value: unknown, path: string, parents: Set<object>): ValidationError | undefined {
-  if (typeof value === "bigint") {
+  // Also of values that are no objects: programs define how a bigint becomes JSON.
+  const toJson = (value as { toJSON?: unknown } | null | undefined)?.toJSON;
+  if (typeof value === "bigint" && typeof toJson !== "function") {
     return new ValidationError(`${path}: a bigint is not JSON; convert it to a string`);
   }
-  if (typeof value === "number") {
-    if (!Number.isFinite(value)) {
-      return new ValidationError(`${path}: ${value} is not JSON; use null or a string`);
-    }
-    // From 1e21 on, JSON has an exponent, and every reader treats the number as approximate.
-    if (Number.isInteger(value) && !Number.isSafeInteger(value) && Math.abs(value) < 1e21) {
-      return new ValidationError(
-        `${path}: the integer ${value} is above 2^53, where numbers lose digits; send it as a string`,
-      );
-    }
-    return undefined;
-  }
+  if (typeof value === "number") return findNumberProblem(value, path);
   if (typeof value !== "object" || value === null) return undefined;
   if (parents.has(value)) return new ValidationError(`${path}: refers to itself; use plain data`);
+  // Only while its members are searched: an object that is there twice does not refer to itself.
   parents.add(value);
-  if ("toJSON" in value && typeof value.toJSON === "function") {
-    const json: unknown = value.toJSON("");
-    if (value instanceof Date && json === null) return new ValidationError(`${path}: is an invalid date`);
-    return json === value ? undefined : findProblem(json, path, parents);
+  const problem =
+    typeof toJson === "function"
+      ? findProblemAfter(value, toJson.call(value, ""), path, parents)
+      : findMemberProblem(value, path, parents);
+  parents.delete(value);
+  return problem;
+}
+
+function findNumberProblem(value: number, path: string): ValidationError | undefined {
+  if (!Number.isFinite(value)) {
+    return new ValidationError(`${path}: ${value} is not JSON; use null or a string`);
   }
-  for (const [key, member] of Object.entries(value)) {
+  // From 1e21 on, JSON has an exponent, and every reader treats the number as approximate.
+  if (Number.isInteger(value) && !Number.isSafeInteger(value) && Math.abs(value) < 1e21) {
+    return new ValidationError(
+      `${path}: the integer ${value} is above 2^53, where numbers lose digits; send it as a string`,
+    );
+  }
+  return undefined;
+}
+
+function findProblemAfter(
+  value: object,
+  json: unknown,
+  path: string,
+  parents: Set<object>,
+): ValidationError | undefined {
+  if (value instanceof Date && json === null) return new ValidationError(`${path}: is an invalid date`);
+  return json === value ? findMemberProblem(value, path, parents) : findProblem(json, path, parents);
+}
+
+function findMemberProblem(value: object, path: string, parents: Set<object>): ValidationError | undefined {
+  const members = Object.entries(value);
+  const empty = members.length === 0 && EMPTY_AS_JSON.find(([type]) => value instanceof type);
+  if (empty)
+    return new ValidationError(
+      `${path}: ${empty[0] === Error ? "an" : "a"} ${empty[0].name} is not JSON; ${empty[1]}`,
+    );
+  for (const [key, member] of members) {
     const place = Array.isArray(value) ? `${path}[${key}]` : `${path}.${key}`;
     const problem = findProblem(member, place, parents);
     if (problem) return problem;
   }
-  parents.delete(value);
   return undefined;
 }
 
@@ -92,8 +126,9 @@ export interface Decoded {
 }
 
 const BIG_INTEGER = /[[:,\s]-?\d{16,}\s*[,\]}]/;
-const TOKENS = /"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
-const MARK = "\u0000integer:";
+const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
+/** Marks an integer in a text. It is random, so that no string that somebody stored looks like a mark. */
+const MARK = `\u0000${randomUUID()}:`;
 
 /** Decodes JSON. Integers that a `number` cannot represent become `bigint`. */
 export function decodeJson(text: string): Decoded {

@@ -8,16 +8,9 @@ import { Attempt, type Ending } from "./attempt.js";
 import type { Longshore } from "./client.js";
 import { ConflictError, LongshoreError, NotFoundError, ValidationError } from "./errors.js";
 import { newId } from "./ids.js";
-import type {
-  JoinReply,
-  JournaledStep,
-  Lease,
-  LeasedJob,
-  NewWait,
-  Saved,
-  TaskInput,
-  WaitReply,
-} from "./lease.js";
+import type { JoinReply, LeasedJob, NewWait, TaskInput, WaitReply } from "./lease.js";
+import { journalOf, MemoryLease } from "./memory_lease.js";
+import type { Stored as StoredInTransaction } from "./sql.js";
 import type { CallOptions, Response, Transport } from "./transport.js";
 import type { components } from "./wire.js";
 
@@ -57,14 +50,14 @@ interface NewJobFields {
   after?: (string | { task: string; condition: "succeeded" | "ended" | "failed" })[];
 }
 
-interface StoredStep {
+export interface StoredStep {
   status: "done" | "waiting";
   value: unknown;
   until: number | null;
   savedAt: number;
 }
 
-interface Stored {
+export interface Stored {
   job: WireJob;
   /** When a waiting job is due; never while it waits for an event, for children or for tasks. */
   dueAt: number;
@@ -119,6 +112,12 @@ export class MemoryQueue implements Transport {
   }
 
   close(): void {}
+
+  /** The job is stored at once, because this queue has no part in the transaction, and runs later. */
+  async enqueueInTransaction(json: string, traceparent: string | undefined): Promise<StoredInTransaction> {
+    const [{ job }, enqueuedAs] = this.#enqueue(JSON.parse(json) as NewJobFields, traceparent);
+    return { id: job.id, enqueuedAs };
+  }
 
   async #route(
     route: string,
@@ -184,10 +183,7 @@ export class MemoryQueue implements Transport {
       case "GET flows : tasks":
         return { status: 200, body: this.#members(id).map((each) => taskBody(each)) };
       default:
-        throw new LongshoreError(
-          "unavailable",
-          `${route}: a queue in memory does not support this; use startDev() of longshore/testing`,
-        );
+        throw unsupported(route);
     }
   }
 
@@ -203,9 +199,7 @@ export class MemoryQueue implements Transport {
         continue;
       if (fields.unique_mode === undefined || fields.unique_mode === "dedupe") return [stored, "existing"];
       if (job.status !== "running") {
-        job.payload = fields.payload;
-        if (fields.unique_mode === "replace") stored.dueAt = this.#dueAt(fields);
-        stored.steps.clear();
+        this.#replace(stored, fields);
         return [stored, "replaced"];
       }
       job.unique_key = null;
@@ -215,15 +209,31 @@ export class MemoryQueue implements Transport {
     return [stored, "created"];
   }
 
+  /** Gives a waiting job other contents. What its attempts have stored belongs to the old ones. */
+  #replace(stored: Stored, fields: NewJobFields): void {
+    const { job } = stored;
+    const isSuspended = [...stored.steps.values()].some(({ status }) => status === "waiting");
+    const kept = fields.unique_mode === "replace" ? undefined : job.run_at;
+    const { id, created_at, lease_no } = job;
+    const fresh = this.#newJob(id, kept === undefined ? fields : { ...fields, run_at: kept }, job.flow);
+    fresh.idempotency_key = job.idempotency_key ?? fresh.idempotency_key;
+    if (kept === undefined) stored.dueAt = Date.parse(fresh.run_at);
+    else if (isSuspended) stored.dueAt = Math.min(stored.dueAt, this.now);
+    stored.job = { ...fresh, created_at, lease_no };
+    stored.steps.clear();
+    stored.checkpoint = null;
+    stored.events = [];
+    stored.joins = false;
+  }
+
   #dueAt(fields: NewJobFields): number {
     if (fields.run_at !== undefined) return Date.parse(fields.run_at);
     return this.now + (fields.delay_seconds ?? 0) * 1000;
   }
 
-  #store(id: string, fields: NewJobFields, flow: string | null): Stored {
-    const dueAt = this.#dueAt(fields);
+  #newJob(id: string, fields: NewJobFields, flow: string | null): WireJob {
     const at = this.#time(this.now);
-    const job: WireJob = {
+    return {
       id,
       kind: fields.kind,
       queue: fields.queue ?? "default",
@@ -235,7 +245,7 @@ export class MemoryQueue implements Transport {
       last_failed_at: null,
       payload: fields.payload,
       result: null,
-      run_at: this.#time(dueAt),
+      run_at: this.#time(this.#dueAt(fields)),
       locked_at: null,
       locked_by: null,
       locked_by_name: null,
@@ -261,12 +271,16 @@ export class MemoryQueue implements Transport {
       errors: [],
       errors_omitted: 0,
     };
+  }
+
+  #store(id: string, fields: NewJobFields, flow: string | null): Stored {
+    const job = this.#newJob(id, fields, flow);
     const after = (fields.after ?? []).map((each) =>
       typeof each === "string" ? { task: each, condition: "succeeded" as const } : each,
     );
     const stored: Stored = {
       job,
-      dueAt: after.length > 0 ? NEVER : dueAt,
+      dueAt: after.length > 0 ? NEVER : this.#dueAt(fields),
       steps: new Map(),
       checkpoint: null,
       traceparent: null,
@@ -340,6 +354,10 @@ export class MemoryQueue implements Transport {
   }
 
   #startFlow(fields: Schemas["NewFlow"]): Schemas["Flow"] {
+    if (fields.sealed === false) throw unsupported("a flow with open()");
+    const key = fields.idempotency_key ?? null;
+    const known = [...this.#flows.values()].find(({ flow }) => key !== null && flow.idempotency_key === key);
+    if (known) return known.flow;
     const tasks = (fields.tasks ?? []) as NewJobFields[];
     const names = new Set(tasks.map(({ task }) => task));
     for (const { task, after } of tasks) {
@@ -353,6 +371,7 @@ export class MemoryQueue implements Transport {
     }
     const id = fields.id ?? newId(this.now);
     const flow = this.#addFlow(id, fields.name, tasks.length);
+    flow.flow.idempotency_key = key;
     for (const when of ["on_success", "on_failure", "on_end"] as const) {
       const jobs = fields[when];
       for (const job of jobs === undefined || jobs === null ? [] : [jobs].flat()) {
@@ -551,6 +570,7 @@ export class MemoryQueue implements Transport {
       Object.assign(job, { status: job.attempts > 1 ? "retrying" : "queued", attempts: job.attempts - 1 });
       return "postponed";
     }
+    if (ending.outcome !== "succeeded" && ending.outcome !== "cancelled") this.#addError(job, ending);
     switch (ending.outcome) {
       case "succeeded":
         job.result = ending.result === undefined ? null : JSON.parse(ending.result);
@@ -565,7 +585,7 @@ export class MemoryQueue implements Transport {
       case "snoozed":
       case "released":
         Object.assign(job, { status: job.attempts > 1 ? "retrying" : "queued", attempts: job.attempts - 1 });
-        stored.dueAt = this.now + (ending.delay_seconds ?? 0) * 1000;
+        this.#postpone(stored, ending.delay_seconds ?? 0);
         return "postponed";
       case "failed":
         job.last_error = ending.error ?? null;
@@ -575,10 +595,27 @@ export class MemoryQueue implements Transport {
           this.#finish(stored, "failed_permanent");
         } else {
           job.status = "retrying";
-          stored.dueAt = this.now + (ending.retry_after_seconds ?? backoffSeconds(job)) * 1000;
+          this.#postpone(stored, ending.retry_after_seconds ?? backoffSeconds(job));
         }
         return "failed";
     }
+  }
+
+  #postpone(stored: Stored, seconds: number): void {
+    stored.dueAt = this.now + seconds * 1000;
+    stored.job.run_at = this.#time(stored.dueAt);
+  }
+
+  #addError(job: WireJob, { outcome, error }: Ending): void {
+    job.errors.push({
+      attempt: job.attempts,
+      lease_no: job.lease_no,
+      worker: null,
+      started_at: job.started_at ?? job.created_at,
+      ended_at: this.#time(this.now),
+      what: outcome,
+      error: error ?? null,
+    });
   }
 
   /** @internal */
@@ -635,7 +672,9 @@ export class MemoryQueue implements Transport {
   join(stored: Stored, name: string): JoinReply {
     const children = this.#members(stored.job.id);
     if (!this.#flows.has(stored.job.id)) {
-      throw new ConflictError(`join \`${name}\`: this job has spawned no children; call ctx.spawn first`);
+      throw new ConflictError(
+        `join \`${name}\`: this job has no children; a job can join only those that it has spawned itself`,
+      );
     }
     if (children.some(({ job }) => !ENDED.has(job.status))) {
       stored.dueAt = NEVER;
@@ -682,8 +721,11 @@ export class MemoryQueue implements Transport {
   }
 }
 
-function journalOf(stored: Stored): JournaledStep[] {
-  return [...stored.steps].map(([name, { status, value }]) => ({ name, status, value }));
+function unsupported(what: string): LongshoreError {
+  return new LongshoreError(
+    "unavailable",
+    `${what}: a queue in memory does not support this; use startDev() of longshore/testing`,
+  );
 }
 
 function taskBody({ job, after, skipped, dueAt }: Stored): unknown {
@@ -719,47 +761,5 @@ function backoffSeconds({ retry, attempts }: WireJob): number {
       return Math.min(retry.cap_ms, retry.base_ms * 3 ** attempts) / 1000;
     default:
       return Math.min(60, 3 ** attempts);
-  }
-}
-
-class MemoryLease implements Lease {
-  constructor(
-    readonly queue: MemoryQueue,
-    readonly stored: Stored,
-  ) {}
-
-  async saveStep(name: string, json: string): Promise<Saved> {
-    this.queue.saveStep(this.stored, name, json);
-    return "stored";
-  }
-
-  async saveCheckpoint(json: string): Promise<Saved> {
-    this.stored.checkpoint = JSON.parse(json);
-    return "stored";
-  }
-
-  progress(json: string): void {
-    this.stored.job.progress = JSON.parse(json);
-  }
-
-  async journal(): Promise<JournaledStep[]> {
-    return journalOf(this.stored);
-  }
-
-  async wait(waits: NewWait[]): Promise<WaitReply> {
-    return this.queue.wait(this.stored, waits);
-  }
-
-  async inputs(): Promise<TaskInput[]> {
-    return this.queue.inputs(this.stored);
-  }
-
-  async spawn(name: string, jobs: string[]): Promise<Saved> {
-    this.queue.spawn(this.stored, name, jobs);
-    return "stored";
-  }
-
-  async join(name: string): Promise<JoinReply> {
-    return this.queue.join(this.stored, name);
   }
 }

@@ -26,7 +26,8 @@ export interface IoSettings {
   concurrency: number;
   queues: string[];
   kinds: string[];
-  announce: unknown[];
+  /** JSON text. */
+  announce: string;
   name: string;
   version: string;
   staleAfterSeconds: number;

@@ -36,7 +36,7 @@ export function validate<T>(
   what: string,
 ): T | Promise<T> {
   const result = schema["~standard"].validate(value);
-  return result instanceof Promise ? result.then((each) => unwrap(each, what)) : unwrap(result, what);
+  return "then" in result ? result.then((each) => unwrap(each, what)) : unwrap(result, what);
 }
 
 function unwrap<T>(result: ValidationResult<T>, what: string): T {
@@ -60,15 +60,49 @@ export function jsonSchemaOf(schema: StandardSchema): Record<string, unknown> | 
       jsonSchema?: { input?: (options: { target: string }) => Record<string, unknown> };
     };
     const announced = standard.jsonSchema?.input?.({ target: "draft-2020-12" });
-    if (announced) return announced;
+    if (announced) return withoutPatterns(announced) as Record<string, unknown>;
     const own = schema as {
       toJSONSchema?: (options: { io: string }) => Record<string, unknown>;
       toJsonSchema?: () => Record<string, unknown>;
     };
-    return own.toJSONSchema?.({ io: "input" }) ?? own.toJsonSchema?.();
+    const converted = own.toJSONSchema?.({ io: "input" }) ?? own.toJsonSchema?.();
+    return withoutPatterns(converted) as Record<string, unknown> | undefined;
   } catch {
     // The schema contains something that JSON Schema does not have, such as a transformation. The
     // worker still validates.
     return undefined;
   }
+}
+
+/** Keywords whose values are data. */
+const DATA = new Set(["const", "enum", "default", "examples"]);
+/** Keywords whose values are schemas by the names of the user. */
+const NAMED = new Set(["properties", "$defs", "definitions", "dependentSchemas"]);
+
+/**
+ * A schema without regular expressions. The libraries drop their flags, and the server does not know all of
+ * their syntax, so it would refuse valid payloads or the schema itself. The client and the worker check them.
+ * What is left accepts at least what the schema accepts.
+ */
+function withoutPatterns(schema: unknown): unknown {
+  if (Array.isArray(schema)) return schema.map(withoutPatterns);
+  if (typeof schema !== "object" || schema === null) return schema;
+  const kept: Record<string, unknown> = {};
+  for (const [keyword, value] of Object.entries(schema)) {
+    if (keyword === "pattern" || keyword === "patternProperties") continue;
+    if (keyword === "additionalProperties" && "patternProperties" in schema) continue;
+    if (DATA.has(keyword)) kept[keyword] = value;
+    else if (NAMED.has(keyword)) kept[keyword] = mapValues(value as object, withoutPatterns);
+    else if (keyword === "not" && hasPattern(value)) continue;
+    else kept[keyword === "oneOf" && hasPattern(value) ? "anyOf" : keyword] = withoutPatterns(value);
+  }
+  return kept;
+}
+
+function hasPattern(schema: unknown): boolean {
+  return JSON.stringify(withoutPatterns(schema)) !== JSON.stringify(schema);
+}
+
+function mapValues(object: object, convert: (value: unknown) => unknown): Record<string, unknown> {
+  return Object.fromEntries(Object.entries(object).map(([name, value]) => [name, convert(value)]));
 }

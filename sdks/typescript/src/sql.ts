@@ -98,11 +98,11 @@ function statement(
         add(name, String(value), "timestamptz");
         break;
       case "delay_seconds":
-        add("delay", `${String(value)} seconds`, "interval");
+        add("delay", interval(value), "interval");
         break;
       case "timeout_seconds":
         if (value === "none") args.push("timeout => null");
-        else add("timeout", `${String(value)} seconds`, "interval");
+        else add("timeout", interval(value), "interval");
         break;
       case "flags":
         values.push(JSON.stringify(value));
@@ -124,6 +124,11 @@ function statement(
   if (Object.keys(options).length > 0) add("options", JSON.stringify(options), "json");
   const name = `"${schema.replaceAll('"', '""')}"`;
   return { text: `select job::text as job, how from ${name}.enqueue(${args.join(", ")})`, values };
+}
+
+/** Without an exponent, which Postgres does not accept here. */
+function interval(seconds: unknown): string {
+  return `${Number(seconds).toFixed(6)} seconds`;
 }
 
 function run(tx: SqlExecutor, text: string, values: string[]): unknown {

@@ -5,8 +5,10 @@
 
 import * as http from "node:http";
 import * as https from "node:https";
+import type { Socket } from "node:net";
 import { errorFromReply, LongshoreError, TimeoutError, UnavailableError } from "./errors.js";
 import { decodeJson } from "./json.js";
+import type { Stored } from "./sql.js";
 
 export interface Reply {
   status: number;
@@ -84,6 +86,7 @@ export class Connections {
       if (options.signal?.aborted) abort();
       options.signal?.addEventListener("abort", abort);
       request.on("socket", (socket) => {
+        catchErrors(socket);
         // Not earlier: until then, the request waits for one of the connections.
         timer = setTimeout(() => {
           request.destroy(new NoReplyError(`no response within ${options.timeoutMs / 1000} s`, connected));
@@ -101,6 +104,8 @@ export class Connections {
         });
         response.on("end", () => {
           finish();
+          // The server has refused a body that is still being sent. The connection cannot be used again.
+          if (!request.writableFinished) request.destroy();
           const text = chunks.length === 1 ? chunks[0]!.toString() : Buffer.concat(chunks).toString();
           resolve({ status: response.statusCode ?? 0, headers: response.headers, text });
         });
@@ -112,6 +117,18 @@ export class Connections {
   close(): void {
     this.#agent.destroy();
   }
+}
+
+const watched = new WeakSet<Socket>();
+
+/**
+ * Node reports errors of a connection to its request, but not after the response has ended. An error then, for
+ * example because the server closes the connection while a large body is sent, would end the process.
+ */
+function catchErrors(socket: Socket): void {
+  if (watched.has(socket)) return;
+  watched.add(socket);
+  socket.on("error", () => {});
 }
 
 function parseServer(server: string): URL {
@@ -161,6 +178,8 @@ export interface Response<T> {
 /** Sends calls to a server, or to a replacement for tests. */
 export interface Transport {
   call<T>(method: string, path: string, options?: CallOptions): Promise<Response<T>>;
+  /** Instead of a statement in the caller's transaction, for tests. `json` is the body of `POST /jobs`. */
+  enqueueInTransaction?(json: string, traceparent: string | undefined): Promise<Stored>;
   close(): void;
 }
 
@@ -202,10 +221,11 @@ export class HttpTransport implements Transport {
       try {
         const reply = await connections.send(method, path + queryString(options.query), json, send);
         const body = parseBody(reply);
-        if (reply.status < 400) return { status: reply.status, headers: reply.headers, body: body as T };
+        if (reply.status < 300) return { status: reply.status, headers: reply.headers, body: body as T };
+        if (reply.status < 400) throw redirected(reply);
         problem = errorFromReply(reply.status, body as object, header(reply, "x-request-id"));
-        // 429 and 503 say that nothing was done; after other errors something may have been.
-        const again = reply.status === 429 || reply.status === 503 || (repeatable && reply.status >= 500);
+        // 408, 429 and 503 say that nothing was done; after other errors something may have been.
+        const again = [408, 429, 503].includes(reply.status) || (repeatable && reply.status >= 500);
         if (!again) throw problem;
         retryAfterMs = Number(header(reply, "retry-after") ?? 0) * 1000 || 0;
       } catch (error) {
@@ -229,11 +249,22 @@ export class HttpTransport implements Transport {
   }
 }
 
+function redirected(reply: Reply): LongshoreError {
+  const location = header(reply, "location") ?? "another address";
+  return new LongshoreError(
+    "misdirected",
+    `server: it redirects to ${location}; use the URL of Longshore itself`,
+    {
+      status: reply.status,
+    },
+  );
+}
+
 function parseBody(reply: Reply): unknown {
   try {
     return decodeJson(reply.text).value;
   } catch (cause) {
-    if (reply.status >= 400) return undefined;
+    if (reply.status >= 300) return undefined;
     throw new LongshoreError(
       "internal",
       "the response is not JSON; check that the server URL is one of Longshore",

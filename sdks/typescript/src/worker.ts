@@ -3,12 +3,14 @@
  * server. Owns the slots, the timeouts and the shutdown.
  */
 
+import { AsyncResource } from "node:async_hooks";
 import { hostname } from "node:os";
 import { performance } from "node:perf_hooks";
 import { Worker as Thread } from "node:worker_threads";
-import { Attempt, type Ending, settleJson } from "./attempt.js";
+import { Attempt, describeError, type Ending, settleJson } from "./attempt.js";
 import type { Longshore } from "./client.js";
-import { errorFromReply, LongshoreError, UnavailableError, ValidationError } from "./errors.js";
+import { Stopped } from "./context.js";
+import { errorFromReply, Fail, LongshoreError, Retry, UnavailableError, ValidationError } from "./errors.js";
 import { decodeJson } from "./json.js";
 import type {
   JoinReply,
@@ -67,6 +69,8 @@ const AFTER_TIMEOUT_MS = 1_000;
 /** How long handlers may continue after the grace period has fired their signals. */
 const AFTER_GRACE_MS = 2_000;
 const CHECK_TIMEOUTS_EVERY_MS = 50;
+/** Node fires timers that are longer than this at once. */
+const MAX_TIMER_MS = 2 ** 31 - 1;
 
 /** Runs the jobs of a client until it is asked to stop. */
 export async function runWorker(client: Longshore, options: WorkOptions): Promise<void> {
@@ -97,8 +101,10 @@ class Runner {
   readonly #client: Longshore;
   readonly #options: WorkOptions;
   readonly #concurrency: number;
+  readonly #graceMs: number;
   readonly #thread: Thread;
   readonly #slots: Int32Array;
+  readonly #context = new AsyncResource("LongshoreWorker");
   #resolve!: () => void;
   #reject!: (error: Error) => void;
 
@@ -124,6 +130,7 @@ class Runner {
     this.#client = client;
     this.#options = options;
     this.#concurrency = options.concurrency ?? 10;
+    this.#graceMs = graceOf(options);
     const settings = settingsOf(client, options, this.#concurrency);
     this.#slots = new Int32Array(settings.slots);
     this.done = new Promise((resolve, reject) => {
@@ -133,6 +140,7 @@ class Runner {
     this.#thread = new Thread(new URL("./io.js", import.meta.url), {
       workerData: settings,
       name: "longshore-io",
+      ...optionsOfThread(process.execArgv),
     });
     this.#thread.on("message", (message: FromIo) => this.#receive(message));
     this.#thread.on("error", (error) => this.#fail(error));
@@ -150,7 +158,7 @@ class Runner {
         for (const { seq, why } of message.leases) {
           const attempt = this.#running.get(seq);
           if (attempt) attempt.stop(why);
-          else if (why === "cancel") this.#cancelled.add(seq);
+          else if (why === "cancel" && this.#isBuffered(seq)) this.#cancelled.add(seq);
         }
         return;
       case "reply":
@@ -165,7 +173,7 @@ class Runner {
       }
       case "registered":
         this.#log({ level: "info", message: `registered as worker ${message.workerId}` });
-        return this.#options.onReady?.(message.workerId);
+        return this.#ready(message.workerId);
       case "ping":
         this.#outbox.pong = true;
         return this.#flushSoon();
@@ -180,7 +188,21 @@ class Runner {
     }
   }
 
+  #ready(workerId: string): void {
+    try {
+      this.#options.onReady?.(workerId);
+    } catch (error) {
+      this.#log({ level: "error", message: `onReady threw: ${describeError(error)}`, error });
+    }
+  }
+
+  #isBuffered(seq: number): boolean {
+    return this.#buffer.some((waiting, index) => index >= this.#first && waiting.seq === seq);
+  }
+
   #deliver(text: string, seqs: number[], slots: number[]): void {
+    // The I/O thread releases what this thread does not start.
+    if (this.#stopping) return;
     const decoded = decodeJson(text);
     const { jobs } = decoded.value as components["schemas"]["LeaseResponse"];
     let last = this.#buffer.at(-1)?.leased.priority ?? Number.POSITIVE_INFINITY;
@@ -209,7 +231,7 @@ class Runner {
     // A handler that returns at once ends its attempt inside of this loop.
     if (this.#starting) return;
     this.#starting = true;
-    while (this.#running.size < this.#concurrency && this.#first < this.#buffer.length) {
+    while (!this.#stopping && this.#running.size < this.#concurrency && this.#first < this.#buffer.length) {
       const next = this.#buffer[this.#first]!;
       this.#first += 1;
       this.#start(next);
@@ -241,7 +263,12 @@ class Runner {
     );
     if (leased.timeout_seconds !== null) attempt.deadline = performance.now() + leased.timeout_seconds * 1000;
     this.#running.set(seq, attempt);
-    attempt.start(mayHaveBigInts ? "possible" : "none");
+    // Each handler starts with the async context of the call of work(), not with that of another job.
+    this.#context.runInAsyncScope(() =>
+      new AsyncResource("LongshoreJob").runInAsyncScope(() =>
+        attempt.start(mayHaveBigInts ? "possible" : "none"),
+      ),
+    );
   }
 
   #finishAttempt(seq: number, attempt: Attempt, ending: Ending | undefined): void {
@@ -299,6 +326,7 @@ class Runner {
       this.#flushSoon();
     },
     call: (make: (call: number) => HandlerCall): Promise<string> => {
+      if (this.#ended) return Promise.reject(workerStopped());
       const call = this.#nextCall++;
       (this.#outbox.calls ??= []).push(make(call));
       this.#flushSoon();
@@ -316,10 +344,12 @@ class Runner {
     const now = performance.now();
     for (const attempt of this.#running.values()) {
       if (now < attempt.deadline) continue;
-      if (attempt.ctx.stopped?.why === "timeout") {
+      if (attempt.isOverdue) {
         attempt.abandon();
       } else {
+        // No effect if the attempt was stopped for another reason. It is abandoned all the same.
         attempt.stop("timeout");
+        attempt.isOverdue = true;
         attempt.deadline = now + AFTER_TIMEOUT_MS;
       }
     }
@@ -328,16 +358,19 @@ class Runner {
   /** Stops the worker. A second call ends the grace period. */
   stop(): void {
     if (this.#stopping) return this.#hurry?.();
-    this.#stopping = true;
-    this.#buffer = [];
-    this.#first = 0;
+    this.#startNoMore();
     this.#thread.postMessage({ command: "stop" } satisfies ToIo);
     void this.#drain();
   }
 
+  #startNoMore(): void {
+    this.#stopping = true;
+    this.#buffer = [];
+    this.#first = 0;
+  }
+
   async #drain(): Promise<void> {
-    const grace = (this.#options.grace ?? 30) * 1000;
-    if (!(await this.#drainWithin(grace))) {
+    if (!(await this.#drainWithin(this.#graceMs))) {
       for (const attempt of this.#running.values()) attempt.stop("shutdown");
       if (!(await this.#drainWithin(AFTER_GRACE_MS))) {
         for (const attempt of [...this.#running.values()]) attempt.abandon();
@@ -364,6 +397,8 @@ class Runner {
 
   #fail(error: Error): void {
     if (this.#ended) return;
+    // Nobody renews or settles the jobs that wait here.
+    this.#startNoMore();
     for (const attempt of [...this.#running.values()]) attempt.stop("lease_lost");
     this.#close();
     this.#reject(error);
@@ -378,19 +413,44 @@ class Runner {
   #close(): void {
     this.#ended = true;
     clearInterval(this.#checks);
-    const gone = new UnavailableError("connection", "the worker has stopped");
-    for (const { reject } of this.#calls.values()) reject(gone);
+    for (const { reject } of this.#calls.values()) reject(workerStopped());
     this.#calls.clear();
     void this.#thread.terminate();
   }
 
   #log(entry: LogEntry): void {
-    if (this.#options.log) return this.#options.log(entry);
-    if (entry.level === "info") return;
-    const job = entry.jobId === undefined ? "" : ` (${entry.kind} ${entry.jobId})`;
-    const write = entry.level === "error" ? console.error : console.warn;
-    write(`longshore: ${entry.message}${job}`);
+    try {
+      (this.#options.log ?? logToConsole)(entry);
+    } catch (error) {
+      // A log that fails must not stop the jobs.
+      console.error("longshore: the log function of the worker threw", error);
+    }
   }
+}
+
+function logToConsole({ level, message, jobId, kind, error }: LogEntry): void {
+  if (level === "info") return;
+  const write = level === "error" ? console.error : console.warn;
+  const text = `longshore: ${message}${jobId === undefined ? "" : ` (${kind} ${jobId})`}`;
+  // The stack of an error that the handler did not throw on purpose.
+  const isOutcome = error === undefined || error instanceof Retry || error instanceof Fail;
+  if (isOutcome || error instanceof Stopped) write(text);
+  else write(text, error);
+}
+
+/** Options of Node that load code of the program, or say that it has no file. */
+const PRELOADS = ["--import", "-r", "--require", "--loader", "--experimental-loader", "--input-type"];
+
+/**
+ * The options of Node for the I/O thread. By default a thread has those of the program. If they load code, such as
+ * `--import ./tracing.js`, it would run twice, so the thread gets none. Node refuses a selection of them.
+ */
+export function optionsOfThread(options: readonly string[]): { execArgv?: string[] } {
+  return options.some((option) => PRELOADS.includes(option.split("=", 1)[0]!)) ? { execArgv: [] } : {};
+}
+
+function workerStopped(): UnavailableError {
+  return new UnavailableError("connection", "the worker has stopped");
 }
 
 interface IoCalls {
@@ -451,6 +511,11 @@ class RemoteLease implements Lease {
   }
 }
 
+function graceOf({ grace = 30 }: WorkOptions): number {
+  if (!(grace >= 0)) throw new ValidationError(`grace: ${grace} is out of range; use 0 or more seconds`);
+  return Math.min(grace * 1000, MAX_TIMER_MS);
+}
+
 function settingsOf(client: Longshore, options: WorkOptions, concurrency: number): IoSettings {
   if (!Number.isInteger(concurrency) || concurrency < 1 || concurrency > MAX_CONCURRENCY) {
     throw new ValidationError(`concurrency: ${concurrency} is out of range; use 1 to ${MAX_CONCURRENCY}`);
@@ -470,7 +535,7 @@ function settingsOf(client: Longshore, options: WorkOptions, concurrency: number
     concurrency,
     queues: options.queues ?? [...new Set(jobs.map((job) => job.options.queue ?? "default"))],
     kinds: jobs.map((job) => job.name),
-    announce: jobs.map((job) => job.announcement()),
+    announce: JSON.stringify(jobs.map((job) => job.announcement())),
     name: options.name ?? `${hostname()}-${process.pid}`.slice(0, 128),
     version: `longshore-typescript ${VERSION}`,
     staleAfterSeconds: staleAfter,

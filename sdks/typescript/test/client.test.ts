@@ -3,15 +3,17 @@
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { test } from "node:test";
+import { inspect } from "node:util";
 import {
   ConflictError,
   Longshore,
+  LongshoreError,
   NotFoundError,
   newId,
   UnavailableError,
   ValidationError,
 } from "../src/index.js";
-import { client, onEachEngine, unique, until } from "./support.js";
+import { client, onEachEngine, signal, unique, until } from "./support.js";
 
 onEachEngine((server) => {
   test("options of an enqueue override those of the kind", async () => {
@@ -188,7 +190,7 @@ onEachEngine((server) => {
 
 test("an enqueue is repeated while the server is unavailable, and honours Retry-After", async () => {
   const bodies: string[] = [];
-  const replies = [503, 429, 500, 201];
+  const replies = [503, 429, 408, 500, 201];
   const at: number[] = [];
   const http = createServer((request, response) => {
     let body = "";
@@ -198,6 +200,8 @@ test("an enqueue is repeated while the server is unavailable, and honours Retry-
       at.push(Date.now());
       const status = replies[bodies.length - 1] ?? 201;
       if (status === 429) response.setHeader("retry-after", "1");
+      // The request with status 500 has created the job.
+      if (status === 201) response.setHeader("enqueued-as", "existing");
       response.writeHead(status, { "content-type": "application/json" });
       response.end(
         JSON.stringify(status === 201 ? JSON.parse(body) : { error: "unavailable", message: "not now" }),
@@ -208,12 +212,51 @@ test("an enqueue is repeated while the server is unavailable, and honours Retry-
   const { port } = http.address() as { port: number };
   const ls = new Longshore({ server: `http://127.0.0.1:${port}/prefix`, retryFor: 10 });
   const handle = await ls.declare<number>("kind").enqueue(1);
-  assert.equal(bodies.length, 4);
+  assert.equal(bodies.length, 5);
   assert.equal(new Set(bodies).size, 1, "every repetition has the same id");
+  assert.equal(handle.enqueuedAs, "created", "the caller made this job, though an earlier try stored it");
   assert.match(bodies[0] ?? "", new RegExp(handle.id));
   assert.ok((at[2] ?? 0) - (at[1] ?? 0) >= 990, "waits for Retry-After");
   ls.close();
   http.close();
+});
+
+test("a server that closes the connection within a large request does not end the process", async () => {
+  const closed = signal();
+  const http = createServer((request, response) => {
+    response.writeHead(413, { "content-type": "application/json", "content-length": 43 });
+    response.end('{"error":"too_large","message":"too large"}');
+    request.socket.once("close", () => closed.resolve());
+    // The client is still sending its body.
+    setImmediate(() => request.socket.destroy());
+  });
+  await new Promise<void>((resolve) => http.listen(0, "127.0.0.1", resolve));
+  const { port } = http.address() as { port: number };
+  const ls = new Longshore({ server: `http://127.0.0.1:${port}`, retryFor: 0 });
+  // Whether the client gets the response or the broken connection is up to the operating system.
+  await assert.rejects(ls.declare<string>("kind").enqueue("x".repeat(40_000_000)), LongshoreError);
+  await closed.promise;
+  // An error without a listener would come in one of the next turns.
+  for (let turn = 0; turn < 20; turn += 1) await new Promise((resolve) => setImmediate(resolve));
+  ls.close();
+  http.close();
+});
+
+test("numbers that JSON turns into null are refused, because null means the default", async () => {
+  const ls = new Longshore({ server: "http://127.0.0.1:9", retryFor: 0 });
+  const job = ls.declare<number>("kind");
+  await assert.rejects(job.enqueue(1, { delay: Number.NaN }), /delay: NaN was given for `kind`/);
+  await assert.rejects(job.enqueue(1, { priority: Number.NaN }), /priority: NaN/);
+  const forever = job.enqueue(1, { timeout: Number.POSITIVE_INFINITY });
+  await assert.rejects(forever, /timeout: Infinity was given for `kind`; use a number of seconds or "none"/);
+  assert.throws(() => ls.declare("other", { maxAttempts: Number.NaN }), /maxAttempts: NaN .*`other`/);
+  await assert.rejects(ls.queues.limit("mail", Number.NaN), /limit: NaN is not a number; use null for none/);
+  assert.throws(() => new Longshore({ retryFor: Number.NaN }), /retryFor: NaN is out of range/);
+});
+
+test("a client that is logged does not show its token", async () => {
+  const ls = new Longshore({ token: "secret-token" });
+  assert.doesNotMatch(inspect([ls, ls.handle("id"), ls.declare("kind")], { depth: 9 }), /secret-token/);
 });
 
 test("errors say what is wrong with the connection", async () => {
@@ -229,4 +272,10 @@ test("errors say what is wrong with the connection", async () => {
     /server: `localhost` is not a URL; use one like/,
   );
   assert.throws(() => new Longshore({ server: "ftp://x" }), /server: `ftp:` is not supported/);
+  const http = createServer((_, response) => response.writeHead(308, { location: "https://b/jobs" }).end());
+  await new Promise<void>((resolve) => http.listen(0, "127.0.0.1", resolve));
+  const moved = new Longshore({ server: `http://127.0.0.1:${(http.address() as { port: number }).port}` });
+  await assert.rejects(moved.declare<number>("kind").enqueue(1), /server: it redirects to https:\/\/b\/jobs/);
+  moved.close();
+  http.close();
 });

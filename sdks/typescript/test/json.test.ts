@@ -21,6 +21,11 @@ test("values that JSON would change are refused, with their path", () => {
   const loop: Record<string, unknown> = { big: 1n };
   loop["self"] = loop;
   refuse({ self: loop, a: null }, /input\.self/);
+  refuse({ user: Promise.resolve(1) }, /input\.user: a Promise is not JSON; await it/);
+  refuse({ a: new Map([[1, 2]]) }, /input\.a: a Map is not JSON; use Object\.fromEntries/);
+  refuse([new Set([1])], /input\[0\]: a Set is not JSON; convert it to an array/);
+  refuse({ error: new Error("broken") }, /input\.error: an Error is not JSON; use its message/);
+  refuse({ a: { toJSON: () => ({ b: Number.NaN }) } }, /input\.a\.b: NaN is not JSON/);
 });
 
 test("values that JSON keeps are encoded", () => {
@@ -32,6 +37,23 @@ test("values that JSON keeps are encoded", () => {
   assert.equal(encodeJson(1e300, "input"), "1e+300");
   const shared = { x: null };
   assert.equal(encodeJson([shared, shared], "input"), '[{"x":null},{"x":null}]');
+  const now = new Date(0);
+  const row = { createdAt: now, updatedAt: now, deletedAt: null, tags: {} };
+  assert.equal(JSON.parse(encodeJson(row, "input")).updatedAt, "1970-01-01T00:00:00.000Z");
+  const money = { toJSON: () => "7.00 €" };
+  assert.equal(encodeJson([money, money, null], "input"), '["7.00 €","7.00 €",null]');
+});
+
+test("programs that define the JSON of bigint can use it everywhere", () => {
+  const prototype = BigInt.prototype as { toJSON?: (this: bigint) => string };
+  prototype.toJSON = function () {
+    return this.toString();
+  };
+  try {
+    assert.equal(encodeJson({ a: 1n, b: null }, "input"), '{"a":"1","b":null}');
+  } finally {
+    delete prototype.toJSON;
+  }
 });
 
 test("integers above 2^53 are decoded as bigint, and only those", () => {
@@ -51,6 +73,9 @@ test("integers above 2^53 are decoded as bigint, and only those", () => {
     value: { a: "x, 9007199254740993 ]" },
     hasBigInts: false,
   });
+  // A stored text that looks like an internal mark stays a text.
+  const odd = '{"a":"\\u0000integer:abc","b":9007199254740993}';
+  assert.deepEqual(decodeJson(odd).value, { a: "\0integer:abc", b: 9007199254740993n });
 });
 
 test("ids are UUIDs of version 7 that sort in the order in which they were made", () => {

@@ -131,6 +131,37 @@ describe("postgres", {
     }
   });
 
+  // Prisma needs a program to generate its client. This has the method that is called on its transactions.
+  test("Prisma", async () => {
+    const pool = new pg.Pool({ connectionString: server.databaseUrl });
+    try {
+      await commitAndRollback((work) =>
+        drizzle(pool).transaction((tx) =>
+          work({
+            $queryRawUnsafe: async (query: string, ...values: unknown[]) => {
+              const { session } = tx as unknown as { session: { client: pg.PoolClient } };
+              return (await session.client.query(query, values)).rows as unknown;
+            },
+          }),
+        ),
+      );
+    } finally {
+      await pool.end();
+    }
+  });
+
+  test("tiny delays and no timeout", async () => {
+    const db = new pg.Client({ connectionString: server.databaseUrl });
+    await db.connect();
+    try {
+      const job = ls.declare<number>(unique("kind"));
+      const { id } = await job.enqueueIn(db, 1, { delay: 1e-7, timeout: "none" });
+      assert.equal((await ls.get(id)).timeoutSeconds, null);
+    } finally {
+      await db.end();
+    }
+  });
+
   test("mistakes are found before the statement runs", async () => {
     const job = ls.declare(unique("kind"), { input });
     const nothing = {} as SqlExecutor;

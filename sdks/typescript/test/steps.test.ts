@@ -163,7 +163,10 @@ onEachEngine((server) => {
     const big = ls.job(unique("big"), { queue }, async (_: undefined, ctx) => {
       await ctx.step("count", () => ({ rows: 2n }));
     });
+    const childless = ls.job(unique("childless"), { queue }, async (_: undefined, ctx) => ctx.join("all"));
     await withWorker(ls, { queues: [queue] }, async () => {
+      const alone = await (await childless.enqueue()).wait();
+      assert.match(alone.lastError ?? "", /^join `all`: this job has no children; a job can join only/);
       const third = await (await big.enqueue()).wait();
       assert.deepEqual([third.status, third.attempts], ["failed_permanent", 1]);
       assert.match(third.lastError ?? "", /step `count`\.rows: a bigint is not JSON; convert it to a string/);

@@ -238,3 +238,82 @@ test("keys, cancel and retry work in memory; what does not says so", async () =>
   assert.equal(await first.result(), 3);
   await assert.rejects(ls.queues.list(), /does not support this; use startDev/);
 });
+
+test("a job in memory has the history, the due time and the contents that the server would show", async () => {
+  const ls = new Longshore();
+  const outcomes = [new Error("one"), new Snooze(20), new Retry(30, "two"), new Fail("end")];
+  const job = ls.job("flaky", { retry: { policy: "fixed", delayMs: 5000 } }, async () => {
+    throw outcomes.shift();
+  });
+  using queue = testQueue(ls);
+  const handle = await job.enqueue();
+  await queue.runPending();
+  assert.equal(new Date((await handle.get()).runAt).getTime() - queue.now.getTime(), 5_000);
+  await queue.runAll();
+  const ended = await handle.get();
+  assert.deepEqual(
+    ended.errors.map(({ what, error, attempt, leaseNo }) => [what, error, attempt, leaseNo]),
+    [
+      ["failed", "one", 1, 1],
+      ["snoozed", null, 2, 2],
+      ["failed", "two", 2, 3],
+      ["failed", "end", 3, 4],
+    ],
+  );
+  const first = ls.declare<number>("first", { queue: "a" });
+  const second = ls.declare<number>("second", { queue: "b", priority: 2 });
+  const keyed = await first.enqueue(1, { uniqueKey: "k", tags: ["t"], delay: 60, maxAttempts: 9 });
+  const soon = new Date((await keyed.get()).runAt);
+  await second.enqueue(2, { uniqueKey: "k", uniqueMode: "preserve_run_at" });
+  const replaced = await keyed.get();
+  assert.deepEqual(
+    [replaced.kind, replaced.queue, replaced.priority, replaced.payload, replaced.tags, replaced.maxAttempts],
+    ["second", "b", 2, 2, [], 3],
+  );
+  assert.deepEqual(new Date(replaced.runAt), soon);
+});
+
+test("what a handler does after its end has no effect in memory either", async () => {
+  const ls = new Longshore();
+  let late: Promise<unknown>[] = [];
+  const release = Promise.resolve();
+  const job = ls.job("hasty", async (_: undefined, ctx) => {
+    late = [
+      ctx.step("floating", () => release.then(() => release).then(() => 1)),
+      release.then(() => release).then(() => ctx.saveCheckpoint(1)),
+    ];
+  });
+  using queue = testQueue(ls);
+  const handle = await job.enqueue();
+  await queue.runPending();
+  for (const each of await Promise.allSettled(late)) assert.equal(each.status, "rejected");
+  assert.deepEqual(await ls.steps(handle.id), []);
+});
+
+test("jobs of a transaction are stored in memory and do not run within it", async () => {
+  const ls = new Longshore();
+  let runs = 0;
+  const job = ls.job("mail", async (_: { to: string }) => void (runs += 1));
+  using queue = testQueue(ls, { mode: "inline" });
+  const tx = { query: () => assert.fail("a test without a database") };
+  const handle = await job.enqueueIn(tx, { to: "ada" }, { uniqueKey: "k" });
+  assert.equal((await job.enqueueIn(tx, { to: "bob" }, { uniqueKey: "k" })).enqueuedAs, "existing");
+  assert.equal(runs, 0);
+  queue.assertEnqueued(job, { to: "ada" });
+  await queue.runPending();
+  assert.deepEqual([runs, (await handle.get()).status], [1, "succeeded"]);
+});
+
+test("flows in memory have keys, and open ones are refused", async () => {
+  const ls = new Longshore();
+  const job = ls.job("task", async (n: number) => n);
+  using queue = testQueue(ls);
+  const start = () => ls.flow("f").idempotencyKey("key").task("a", job.request(1)).start();
+  const ids = [(await start()).id, (await start()).id];
+  assert.equal(ids[0], ids[1]);
+  assert.equal(queue.jobs.length, 1);
+  await assert.rejects(
+    ls.flow("f").open().start(),
+    /a flow with open\(\): a queue in memory does not support/,
+  );
+});

@@ -61,6 +61,28 @@ test("jobs without a schema take the type of the handler's parameter", async () 
   assert.equal((await other.get()).queue, "other");
 });
 
+test("jobs of several kinds can be enqueued together, and each handle has its own type", async () => {
+  const ls = new Longshore();
+  const greet = ls.job("greet", async (input: { name: string }) => `Hello ${input.name}`);
+  const now = ls.job("now", async () => new Date(0));
+  using queue = testQueue(ls);
+  const [first, second] = await ls.enqueueMany([greet.request({ name: "Ada" }), now.request()]);
+  typesAreEqual<typeof first, JobHandle<string>>(true);
+  const lists = await ls.enqueueMany(["a", "b"].map((name) => greet.request({ name })));
+  typesAreEqual<typeof lists, JobHandle<string>[]>(true);
+  function* requests() {
+    yield now.request();
+  }
+  const generated = await ls.enqueueMany(requests());
+  typesAreEqual<typeof generated, JobHandle<string>[]>(true);
+  assert.equal(generated.length, 1);
+  await queue.runPending();
+  assert.deepEqual(
+    [await first.result(), await second.result(), await lists[1]?.result()],
+    ["Hello Ada", "1970-01-01T00:00:00.000Z", "Hello b"],
+  );
+});
+
 test("the JSON form of a type is known to the compiler", () => {
   typesAreEqual<Jsonified<{ a: Date; b?: number }>, { a: string; b?: number | undefined }>(true);
   typesAreEqual<Jsonified<[1, Date]>, [1, string]>(true);
@@ -74,4 +96,19 @@ test("schemas are announced as JSON Schema if their library offers it", () => {
     assert.deepEqual({ type: found?.["type"], required: found?.["required"] }, expected);
   }
   assert.equal(jsonSchemaOf(v.object({ to: v.string() })), undefined);
+});
+
+test("regular expressions are not announced, because the server reads them in another way", () => {
+  const schema = z.object({
+    code: z.string().regex(/^ab+$/i),
+    pattern: z.string().default("^x$"),
+    look: z.xor([z.string().regex(/^(?=a)/), z.string().regex(/^(?!a)/)]),
+  });
+  const announced = jsonSchemaOf(schema);
+  assert.doesNotMatch(JSON.stringify(announced), /ab\+|\(\?/);
+  assert.deepEqual(announced?.["properties"], {
+    code: { type: "string" },
+    pattern: { type: "string", default: "^x$" },
+    look: { anyOf: [{ type: "string" }, { type: "string" }] },
+  });
 });

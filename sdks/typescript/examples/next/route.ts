@@ -1,6 +1,7 @@
 /** A route handler of Next.js: `app/api/reports/route.ts`. The worker is a process of its own (`worker.ts`). */
 
 import { ValidationError } from "longshore";
+// In Next.js itself, write "../jobs": its bundlers do not find jobs.ts under the name jobs.js.
 import { sendReport } from "../jobs.js";
 
 /** Enqueueing uses Node's HTTP client, which the edge runtime does not have. */
