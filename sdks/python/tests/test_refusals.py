@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from longshore import Context, JobFailed, LeaseLost, Longshore, LongshoreError, Retry, Snooze, SyncContext, Worker
+from longshore import (
+    Context,
+    JobFailed,
+    LeaseLost,
+    Longshore,
+    LongshoreError,
+    Retry,
+    Snooze,
+    SyncContext,
+    Worker,
+    _wire,
+)
 from longshore._attempt import Attempt
 from longshore._backend import WorkerBackend
 
@@ -81,6 +92,27 @@ def test_errors_do_not_make_a_worker_call_again_at_once() -> None:
             server.answer = lambda path, body: None
             done.set()
         assert calls < 60, "without pauses, it makes thousands of calls"
+
+
+def test_a_cancel_that_arrives_before_its_job_is_not_lost() -> None:
+    job = leased_job("work")
+    with FakeServer([job]) as server:
+        app = Longshore(server.url)
+
+        @app.job()
+        def work() -> None: ...
+
+        worker = app.worker(concurrency=1)
+        # The reply of a call that was sent before the job was delivered. The server reports a cancel once.
+        ref: _wire.LeaseRef = {"id": job["id"], "lease_no": job["lease_no"]}
+        worker._exchange._handle_lost_and_cancelled({"lost": [], "cancel": [ref]})
+        with worker:
+            ends = [*eventually(lambda: settled(server), "the end is reported")]
+        assert [end["outcome"] for end in ends] == ["cancelled"]
+
+
+def settled(server: FakeServer) -> list[dict[str, Any]]:
+    return [settle for _, body in server.calls for settle in body.get("settle", ())]
 
 
 def test_a_call_of_a_cancelled_handler_is_repeated_with_pauses() -> None:

@@ -44,6 +44,8 @@ AFTER_LOST_REPLY = 2.2
 MAX_LIMIT = 500
 #: The server accepts this many leases and reports per call.
 MAX_ITEMS = 1000
+#: How many cancels are kept for jobs that have not been delivered. Most of them are for attempts that have ended.
+MAX_EARLY_CANCELS = 100
 MAX_REPORT_BYTES = 4 << 20
 MAX_PROGRESS = 64 << 10
 #: The body of a renewal may have 1.25 MiB.
@@ -140,6 +142,8 @@ class Exchange:
         #: Leases whose attempts have not ended, and leases whose reports are not acknowledged.
         self.active: dict[str, Attempt] = {}
         self._settling: dict[str, Attempt] = {}
+        #: Cancels of leases whose jobs another call has not delivered yet. The server reports each cancel once.
+        self._early_cancels: dict[str, int] = {}
         self._outbox: deque[tuple[Attempt, str]] = deque()
         self._steps: deque[_Stored] = deque()
         self._checkpoints: deque[_Stored] = deque()
@@ -239,6 +243,14 @@ class Exchange:
         # Progress that is not sent yet goes with the same call, and is stored first.
         self._outbox.append((attempt, text))
         self.wake()
+
+    def hold(self, attempt: Attempt) -> None:
+        """Adds an attempt whose job was delivered. Its cancel may have come before it."""
+        with self._changed:
+            self.active[attempt.id] = attempt
+            is_cancelled = self._early_cancels.pop(attempt.id, None) == attempt.lease_no
+        if is_cancelled:
+            self.stop_attempt(attempt, "cancel")
 
     def forget(self, attempt: Attempt) -> None:
         """Drops an attempt whose lease has ended without a report."""
@@ -565,7 +577,12 @@ class Exchange:
                 log.warning("job %s: lost the lease; another worker owns the job", attempt.id)
                 self.lose(attempt)
         for ref in reply["cancel"]:
-            attempt = self.active.get(ref["id"])
+            with self._changed:
+                attempt = self.active.get(ref["id"])
+                if attempt is None or attempt.lease_no < ref["lease_no"]:
+                    self._early_cancels[ref["id"]] = ref["lease_no"]
+                    if len(self._early_cancels) > MAX_EARLY_CANCELS:
+                        del self._early_cancels[next(iter(self._early_cancels))]
             if attempt is not None and attempt.lease_no == ref["lease_no"]:
                 self.stop_attempt(attempt, "cancel")
 

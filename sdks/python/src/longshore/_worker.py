@@ -247,7 +247,7 @@ class Worker:
             if former is not None:  # this worker got the job again, so its earlier lease is lost
                 self._exchange.lose(former)
             # A lease of the same job whose report is in flight keeps its own entry among those to settle.
-            self._exchange.active[attempt.id] = attempt
+            self._exchange.hold(attempt)
             attempts.append(attempt)
         if self._is_stopping:
             for attempt in attempts:
