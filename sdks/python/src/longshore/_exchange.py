@@ -52,6 +52,8 @@ LINGER = 0.002
 WARN_EVERY = 10.0
 _PROGRESS_INTERVAL = 0.5
 _MAX_DELAY = 2.0
+#: When a report is sent again that the server could not store.
+_UNAVAILABLE_PAUSE = 1.0
 
 
 @dataclass
@@ -474,9 +476,9 @@ class Exchange:
         for (attempt, text), result in zip(reports.settles, reply["settled"], strict=True):
             self._settled(attempt, text, result["settled"], result["message"])
         for stored, saved in zip(reports.steps, reply["saved_steps"], strict=True):
-            self._stored(stored, saved)
+            self._stored(stored, saved, self._steps)
         for stored, saved in zip(reports.checkpoints, reply["saved_checkpoints"], strict=True):
-            self._stored(stored, saved)
+            self._stored(stored, saved, self._checkpoints)
         self._handle_lost_and_cancelled(reply)
         if jobs:
             self._on_jobs(jobs)
@@ -488,19 +490,37 @@ class Exchange:
                 error = f"the result cannot be stored: {message}"
                 self._outbox.append((attempt, attempt.outcome("failed", error=error, permanent=True)))
                 return
+        elif outcome == "unavailable":
+            log.warning("job %s: the server cannot store its end now; trying again: %s", attempt.id, message)
+            self._report_again(self._outbox, (attempt, text))
+            return
         elif outcome == "lease_lost":
             log.warning("job %s: lost the lease; its result is not stored", attempt.id)
         if self._settling.get(attempt.id) is attempt:
             self._settling.pop(attempt.id, None)
 
-    def _stored(self, stored: _Stored, result: _wire.SavedReport) -> None:
+    def _stored(self, stored: _Stored, result: _wire.SavedReport, reports: deque[_Stored]) -> None:
         if result["saved"] == "stored":
             _resolve(stored.future, None)
+        elif result["saved"] == "unavailable":
+            self._report_again(reports, stored)
         elif result["saved"] == "lease_lost":
             self.lose(stored.attempt)
             _fail(stored.future, lease_lost(stored.attempt))
         else:
             _fail(stored.future, Fail(f"{stored.what}: {result.get('message')}"))
+
+    def _report_again(self, reports: deque[T], report: T) -> None:
+        """Sends a report again after a pause. Another client has locked its job, or a queue is full."""
+
+        def send() -> None:
+            with self._changed:
+                reports.append(report)
+                self._changed.notify_all()
+
+        timer = threading.Timer(_UNAVAILABLE_PAUSE, send)
+        timer.daemon = True
+        timer.start()
 
     def _fail_stored(self, entries: list[_Stored], error: BaseException) -> None:
         for stored in entries:
