@@ -247,10 +247,11 @@ impl OpenCall<'_> {
                 suspects = Suspects::Leave;
             }
             wanted = wanted.saturating_sub(count);
-            if bytes <= MAX_JOB_BYTES {
+            let is_full = count == size;
+            if is_full && bytes <= MAX_JOB_BYTES {
                 state.batch.grow();
             }
-            if wanted == 0 || count < size || bytes >= MAX_JOB_BYTES {
+            if wanted == 0 || !is_full || bytes >= MAX_JOB_BYTES {
                 return Ok(found);
             }
         }
