@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from longshore import Context, Longshore
 
 from .conftest import Program, RunningServer, eventually
@@ -198,3 +200,35 @@ def test_random_disconnects_do_not_stop_a_worker(server: RunningServer, queue: s
                 proxy.disconnect()
                 for id in ids:
                     assert direct.sync.wait(id, timeout=30)["status"] == "succeeded", round
+
+
+def test_a_locked_job_is_settled_later_and_delays_no_other(
+    postgres_server: RunningServer, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    import psycopg
+
+    ls = Longshore(postgres_server.url)
+    is_locked = threading.Event()
+    starts = collections.Counter[int]()
+
+    @ls.job(f"locked-{queue}", queue=queue)
+    def job(n: int) -> int:
+        starts[n] += 1
+        assert n > 0 or is_locked.wait(20)
+        return n
+
+    database_url = postgres_server.database_url
+    with ls.worker(queues=[queue], concurrency=2) as worker, psycopg.connect(database_url) as other:
+        assert worker.wait_until_registered()
+        first = job.enqueue_sync(n=0)
+        eventually(lambda: starts[0], "the first job runs")
+        other.execute("select 1 from longshore.running where id = %s for update", [first.id])
+        is_locked.set()
+        eventually(lambda: "cannot store its end now" in caplog.text, "the end of the first job is refused")
+        others = [job.enqueue_sync(n=n) for n in range(1, 5)]
+        assert [handle.result_sync(30) for handle in others] == [1, 2, 3, 4]
+        assert first.get_sync()["status"] == "running"
+        other.rollback()
+        assert first.result_sync(30) == 0
+    assert first.get_sync()["attempts"] == 1
+    assert starts[0] == 1
