@@ -316,6 +316,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["http::exchange_faults::postgres_only::a_job_with_unsaved_steps_does_not_end"],
     },
     Mutant {
+        name: "api: fail a call because a lease that it does not list is locked",
+        file: LEASES,
+        anchor: "async fn release_unknown(",
+        find: "if problem.is_partial() => problem.log_part(),",
+        replace: "if problem.message().is_empty() => problem.log_part(),",
+        caught_by: &[
+            "http::exchange_faults::postgres_only::a_locked_lease_that_is_not_listed_does_not_fail_the_call",
+        ],
+    },
+    Mutant {
         name: "api: accept schemas of any size",
         file: "crates/longshore/src/api/kinds.rs",
         anchor: "pub(super) fn check_kind(",

@@ -129,7 +129,11 @@ async fn release_unknown(
     let is_unknown = |live: &LiveLease| !known.contains(&live.lease) && live.age >= min_age;
     let (unknown, kept): (Vec<LiveLease>, Vec<LiveLease>) = live.into_iter().partition(is_unknown);
     let unknown: Vec<Lease> = unknown.iter().map(|unknown| unknown.lease).collect();
-    client.release(&unknown).await?;
+    match client.release(&unknown).await.map_err(Problem::from) {
+        // A later call releases those that another client has locked.
+        Err(problem) if problem.is_partial() => problem.log_part(),
+        released => drop(released?),
+    }
     Ok(kept)
 }
 

@@ -32,6 +32,7 @@ cases! {
     only on postgres:
     a_locked_job_delays_only_its_own_reports,
     a_job_with_unsaved_steps_does_not_end,
+    a_locked_lease_that_is_not_listed_does_not_fail_the_call,
     a_call_that_arrives_while_its_worker_signs_off_leases_nothing,
 }
 
@@ -271,6 +272,24 @@ async fn a_job_with_unsaved_steps_does_not_end(fixture: Fixture) {
         }
     }
     assert_eq!(fixture.steps(id_of(lease)).await.expect("steps").len(), 1);
+}
+
+async fn a_locked_lease_that_is_not_listed_does_not_fail_the_call(fixture: Fixture) {
+    let holder = Holder::new(&fixture, 1).await;
+    fixture.advance(MINUTE / 2).await;
+    let next = fixture.add(job("greet")).await;
+    let other = lock(&fixture, &holder.leases[0]).await;
+    let response = holder.call(json!({ "held": [] })).await;
+    assert_eq!(response["jobs"][0]["id"], next.to_string());
+    assert_eq!(fixture.status(id_of(&holder.leases[0])).await, Status::Running);
+    roll_back(other).await;
+    holder.call(json!({ "limit": 0, "held": leases_of(&response) })).await;
+    assert_eq!(fixture.status(id_of(&holder.leases[0])).await, Status::Queued, "a later call releases it");
+}
+
+fn leases_of(response: &Value) -> Vec<Value> {
+    let jobs = response["jobs"].as_array().expect("jobs").iter();
+    jobs.map(|job| json!({ "id": job["id"], "lease_no": job["lease_no"] })).collect()
 }
 
 async fn a_call_that_arrives_while_its_worker_signs_off_leases_nothing(fixture: Fixture) {
