@@ -29,6 +29,7 @@ mod flows;
 mod groups;
 mod operations;
 mod postgres;
+mod protocol;
 mod rules;
 mod sqlite;
 mod steps;
@@ -67,6 +68,7 @@ fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
         flows::MUTANTS,
         operations::MUTANTS,
         api::MUTANTS,
+        protocol::MUTANTS,
     ]
     .into_iter()
     .flatten()

@@ -230,3 +230,35 @@ def test_a_restart_of_the_server_loses_no_job_and_repeats_no_job(engine: str, qu
         assert worker.id is not None
         worker.stop()
     assert sum(runs.values()) == 300
+
+
+def test_a_locked_job_is_settled_later_and_delays_no_other(
+    postgres_server: RunningServer, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    import psycopg
+
+    ls = Longshore(postgres_server.url)
+    is_locked = threading.Event()
+    starts = collections.Counter[int]()
+
+    @ls.job(f"locked-{queue}", queue=queue)
+    def job(n: int) -> int:
+        starts[n] += 1
+        assert n > 0 or is_locked.wait(20)
+        return n
+
+    database_url = postgres_server.database_url
+    with ls.worker(queues=[queue], concurrency=2) as worker, psycopg.connect(database_url) as other:
+        assert worker.wait_until_registered()
+        first = job.enqueue_sync(n=0)
+        eventually(lambda: starts[0], "the first job runs")
+        other.execute("select 1 from longshore.running where id = %s for update", [first.id])
+        is_locked.set()
+        eventually(lambda: "cannot store its end now" in caplog.text, "the end of the first job is refused")
+        others = [job.enqueue_sync(n=n) for n in range(1, 5)]
+        assert [handle.result_sync(30) for handle in others] == [1, 2, 3, 4]
+        assert first.get_sync()["status"] == "running"
+        other.rollback()
+        assert first.result_sync(30) == 0
+    assert first.get_sync()["attempts"] == 1
+    assert starts[0] == 1

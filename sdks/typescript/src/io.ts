@@ -42,6 +42,8 @@ const MAX_WAIT_SECONDS = 20;
 const MAX_BODY = 4 * 1024 * 1024;
 const MAX_PROGRESS_BYTES = 64 * 1024;
 const FIRST_PAUSE_MS = 50;
+/** When a report is sent again that the server could not store. */
+const UNAVAILABLE_PAUSE_MS = 1_000;
 const MAX_PAUSE_MS = 2_000;
 /** How long the last settles may take at the end. */
 const FINISH_WITHIN_MS = 10_000;
@@ -392,8 +394,10 @@ class Exchange {
   #apply(call: Call, reply: ExchangeReply, text: string): void {
     this.#renewWithinMs = reply.renew_within_seconds * 1000;
     call.settles.forEach((settle, index) => this.#settled(settle, reply.settled[index]));
-    call.steps.forEach((saving, index) => this.#saved(saving, reply.saved_steps[index]));
-    call.checkpoints.forEach((saving, index) => this.#saved(saving, reply.saved_checkpoints[index]));
+    call.steps.forEach((saving, index) => this.#saved(saving, reply.saved_steps[index], this.#steps));
+    call.checkpoints.forEach((saving, index) =>
+      this.#saved(saving, reply.saved_checkpoints[index], this.#checkpoints),
+    );
     call.progress.forEach(([held], index) => {
       const result = reply.saved_progress[index];
       if (result?.saved === "rejected")
@@ -408,6 +412,7 @@ class Exchange {
   }
 
   #settled(settle: Settle, result: Schemas["SettledReport"] | undefined): void {
+    if (result?.settled === "unavailable") return this.#reportAgain(this.#settles, settle);
     if (result?.settled !== "rejected") return this.#drop(settle.held);
     this.#reject(settle, result.message ?? "the server rejected the outcome");
   }
@@ -423,7 +428,16 @@ class Exchange {
     this.#settles.push({ held, json, fallback: true });
   }
 
-  #saved(saving: Saving, result: Schemas["SavedReport"] | undefined): void {
+  /** Sends a report again after a pause. Another client has locked its job, or a queue is full. */
+  #reportAgain<T>(reports: T[], report: T): void {
+    setTimeout(() => {
+      reports.push(report);
+      this.pump();
+    }, UNAVAILABLE_PAUSE_MS);
+  }
+
+  #saved(saving: Saving, result: Schemas["SavedReport"] | undefined, reports: Saving[]): void {
+    if (result?.saved === "unavailable") return this.#reportAgain(reports, saving);
     if (result?.saved === "rejected") {
       const message = result.message ?? "the server rejected the value";
       this.#post({ what: "refusal", call: saving.call, slug: "validation", message, status: 422 });

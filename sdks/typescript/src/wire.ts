@@ -746,8 +746,9 @@ export interface paths {
          * Leases due jobs. Waits up to `wait_seconds` for the first one, or until a job of this
          *     worker is cancelled.
          * @description The call may also contain reports: `settle`, `progress`, `steps` and `checkpoints`. They are stored before jobs are
-         *     leased. A report that is invalid is `rejected` and does not affect the others. If the response is lost, repeat the
-         *     reports: what is already stored counts as `stored`. Follow-up jobs also require the scope `enqueue`.
+         *     leased. A report that is invalid is `rejected`, and one that cannot be stored now is `unavailable`; they do not affect the
+         *     others. If the response is lost, repeat the reports: what is already stored counts as `stored`. Follow-up jobs also
+         *     require the scope `enqueue`.
          */
         post: operations["lease_jobs"];
         delete?: never;
@@ -2109,7 +2110,8 @@ export interface components {
             /**
              * Format: int32
              * @description The maximum number of jobs to lease; 1 by default. With 0, the call only waits for cancels and lost leases. A
-             *     call with a higher limit ends the wait of earlier ones with a higher limit of the same worker.
+             *     call with a higher limit ends the wait of earlier ones with a higher limit of the same worker; if it waits itself, after
+             *     they have waited for a second.
              */
             limit?: number | null;
             /** @description A display name. Only the first call sets it. */
@@ -2158,7 +2160,10 @@ export interface components {
              *     of a call once.
              */
             cancel: components["schemas"]["LeaseRef"][];
-            /** @description The jobs, in the order in which to start them; empty if none was due. */
+            /**
+             * @description The jobs, in the order in which to start them; empty if none was due. There may be fewer than `limit` although more
+             *     are due, because their payloads, metadata and checkpoints have at most 16 MiB together.
+             */
             jobs: components["schemas"]["LeasedJob"][];
             /** @description Leases in `held` that the worker has lost. Stop their jobs; they cannot be settled. */
             lost: components["schemas"]["LeaseRef"][];
@@ -2742,7 +2747,7 @@ export interface components {
          * @description Whether a report was stored.
          * @enum {string}
          */
-        ReportResult: "stored" | "lease_lost" | "rejected";
+        ReportResult: "stored" | "lease_lost" | "rejected" | "unavailable";
         /** @description The result of retrying a flow. */
         RetriedFlow: {
             /**
@@ -2813,7 +2818,7 @@ export interface components {
             id: string;
             /** Format: int32 */
             lease_no: number;
-            /** @description Why the report was rejected. */
+            /** @description Why the report was rejected, or is not stored now. */
             message: string | null;
             saved: components["schemas"]["ReportResult"];
         };
@@ -2925,7 +2930,7 @@ export interface components {
             id: string;
             /** Format: int32 */
             lease_no: number;
-            /** @description Why the report was rejected. */
+            /** @description Why the report was rejected, or is not stored now. */
             message: string | null;
             settled: components["schemas"]["ReportResult"];
         };

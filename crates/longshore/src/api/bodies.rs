@@ -110,6 +110,8 @@ impl Drop for Slot {
 #[derive(Clone, Debug)]
 pub(super) struct BodyReceiver {
     bodies: Arc<Bodies>,
+    /// When the headers of the request were complete.
+    received: Instant,
     /// When the request must be complete.
     deadline: Instant,
 }
@@ -119,7 +121,12 @@ impl BodyReceiver {
     pub(super) fn new(bodies: Arc<Bodies>, timeout: Duration) -> Self {
         // A little earlier than the timeout of the request: a slow body is an error of
         // the client (408) and not of the server (504).
-        BodyReceiver { bodies, deadline: Instant::now() + timeout - timeout / 16 }
+        let received = Instant::now();
+        BodyReceiver { bodies, received, deadline: received + timeout - timeout / 16 }
+    }
+
+    pub(super) fn received(&self) -> Instant {
+        self.received
     }
 
     /// Receives the body of a request, up to `limit` bytes.

@@ -278,6 +278,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
+/// When the headers of the request arrived. Its body may have taken much longer.
+pub(super) struct Arrived(pub(super) tokio::time::Instant);
+
+impl<S: Send + Sync> FromRequestParts<S> for Arrived {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        let receiver = parts.extensions.get::<BodyReceiver>();
+        Ok(Arrived(receiver.map_or_else(tokio::time::Instant::now, |receiver| receiver.received().into())))
+    }
+}
+
 /// The headers that concern a new job. Extracted one by one, because extracting a
 /// `HeaderMap` would copy all headers for every job.
 pub(super) struct JobHeaders {

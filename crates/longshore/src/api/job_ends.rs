@@ -10,26 +10,33 @@ use tokio::sync::watch;
 use super::{Server, Shared};
 use crate::job::JobId;
 
-/// The pause between two looks; longer if a look takes long.
+/// The pause between two looks; longer if a look takes long or fails.
 const INTERVAL: Duration = Duration::from_millis(25);
 const MAX_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause is at least this many times as long as the look took.
 const MIN_PAUSE_FACTOR: u32 = 10;
 
 /// The jobs whose ends calls of this server wait for.
-#[derive(Default)]
-pub(super) struct JobEnds(Mutex<Awaited>);
+#[derive(Clone, Default)]
+pub(super) struct JobEnds(Arc<Mutex<Awaited>>);
 
 #[derive(Default)]
 struct Awaited {
-    jobs: HashMap<JobId, Arc<watch::Sender<bool>>>,
+    jobs: HashMap<JobId, AwaitedEnd>,
     /// Whether the task is running.
     is_looking: bool,
 }
 
+#[derive(Default)]
+struct AwaitedEnd {
+    /// How many calls wait for it.
+    calls: usize,
+    has_ended: Arc<watch::Sender<bool>>,
+}
+
 /// A call that waits for the end of a job.
 pub(super) struct EndListener {
-    server: Server,
+    ends: JobEnds,
     id: JobId,
     /// Shared by all calls that wait for the same end.
     has_ended: Arc<watch::Sender<bool>>,
@@ -45,12 +52,12 @@ impl EndListener {
 
 impl Drop for EndListener {
     fn drop(&mut self) {
-        let mut awaited = self.server.job_ends.lock();
-        // The list and this call hold it, and no other call does.
-        let is_last = |entry: &&Arc<watch::Sender<bool>>| {
-            Arc::ptr_eq(entry, &self.has_ended) && Arc::strong_count(entry) == 2
-        };
-        if awaited.jobs.get(&self.id).filter(is_last).is_some() {
+        let mut awaited = self.ends.lock();
+        // After the end, other calls may wait for the next one.
+        let own = awaited.jobs.get_mut(&self.id).filter(|end| Arc::ptr_eq(&end.has_ended, &self.has_ended));
+        let Some(end) = own else { return };
+        end.calls -= 1;
+        if end.calls == 0 {
             awaited.jobs.remove(&self.id);
         }
     }
@@ -61,10 +68,18 @@ impl JobEnds {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds a call that waits for the end of a job.
+    fn listen(&self, id: JobId) -> EndListener {
+        let mut awaited = self.lock();
+        let end = awaited.jobs.entry(id).or_default();
+        end.calls += 1;
+        EndListener { ends: self.clone(), id, has_ended: end.has_ended.clone() }
+    }
+
     /// Wakes the calls that wait for the end of this job. Later calls wait for the next end: the job may be retried.
     pub(super) fn notify(&self, id: JobId) {
-        if let Some(has_ended) = self.lock().jobs.remove(&id) {
-            has_ended.send_replace(true);
+        if let Some(end) = self.lock().jobs.remove(&id) {
+            end.has_ended.send_replace(true);
         }
     }
 }
@@ -72,19 +87,18 @@ impl JobEnds {
 impl Server {
     /// Adds a call that waits for the end of a job. An end before this is not noticed at once.
     pub(super) fn listen_for_end(&self, id: JobId) -> EndListener {
-        let mut awaited = self.job_ends.lock();
-        let has_ended = awaited.jobs.entry(id).or_default().clone();
-        if !std::mem::replace(&mut awaited.is_looking, true) {
+        let listener = self.job_ends.listen(id);
+        if !std::mem::replace(&mut self.job_ends.lock().is_looking, true) {
             tokio::spawn(look(Arc::downgrade(&self.0)));
         }
-        EndListener { server: self.clone(), id, has_ended }
+        listener
     }
 }
 
 /// Looks for ends until no call waits for one.
 async fn look(server: Weak<Shared>) {
     loop {
-        let took = {
+        let pause = {
             let Some(server) = server.upgrade().map(Server) else { return };
             let ids: Vec<JobId> = {
                 let mut awaited = server.job_ends.lock();
@@ -102,11 +116,59 @@ async fn look(server: Weak<Shared>) {
                     // A job that no longer exists has ended too.
                     let ended = ids.iter().filter(|id| !open.get(id).copied().unwrap_or(false));
                     ended.for_each(|id| server.job_ends.notify(*id));
+                    (started.elapsed() * MIN_PAUSE_FACTOR).clamp(INTERVAL, MAX_INTERVAL)
                 }
-                Err(error) => tracing::warn!(%error, "cannot read the states of awaited jobs; trying again"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read the states of awaited jobs; trying again");
+                    MAX_INTERVAL
+                }
             }
-            started.elapsed()
         };
-        tokio::time::sleep((took * MIN_PAUSE_FACTOR).clamp(INTERVAL, MAX_INTERVAL)).await;
+        tokio::time::sleep(pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    /// Otherwise the task would look for the end of the job until the job ends.
+    #[test]
+    fn calls_that_end_at_the_same_time_leave_nothing_behind() {
+        let ends = JobEnds::default();
+        let id = JobId::new();
+        let barrier = Barrier::new(2);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        let listener = ends.listen(id);
+                        barrier.wait();
+                        drop(listener);
+                        barrier.wait();
+                        assert!(ends.lock().jobs.is_empty());
+                        barrier.wait();
+                    }
+                });
+            }
+        });
+    }
+
+    #[tokio::test]
+    async fn an_end_wakes_the_calls_before_it_and_not_those_after() {
+        let ends = JobEnds::default();
+        let id = JobId::new();
+        let (first, second) = (ends.listen(id), ends.listen(id));
+        ends.notify(id);
+        let later = ends.listen(id);
+        first.ended().await;
+        second.ended().await;
+        drop((first, second));
+        assert!(!*later.has_ended.borrow());
+        assert_eq!(ends.lock().jobs.len(), 1);
+        drop(later);
+        assert!(ends.lock().jobs.is_empty());
     }
 }

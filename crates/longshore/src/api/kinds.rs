@@ -20,6 +20,9 @@ use crate::json_schema::JsonSchema;
 use crate::retry::RetryPolicy;
 use crate::store::{KindRecord, NewKind};
 
+/// The maximum size of a schema, in bytes of JSON. Every process that enqueues keeps the schemas in memory.
+const MAX_SCHEMA: usize = 256 * 1024;
+
 /// Values for the fields that a request leaves out.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -141,6 +144,12 @@ pub(super) fn check_kind(
     defaults: Option<&RawValue>,
 ) -> ApiResult<Option<Defaults>> {
     if let Some(schema) = schema {
+        if schema.get().len() > MAX_SCHEMA {
+            return Err(Problem::validation(format!(
+                "schema: has {} bytes; use at most {MAX_SCHEMA}",
+                schema.get().len()
+            )));
+        }
         JsonSchema::compile(schema.get())
             .map_err(|error| Problem::validation(format!("schema: {}", truncated(&error))))?;
     }

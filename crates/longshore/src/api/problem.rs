@@ -174,6 +174,25 @@ impl Problem {
         self.slug.status().is_server_error()
     }
 
+    /// Whether only a part of a request failed, and may succeed later: another client's transaction holds what it
+    /// changes, its queue is full, or the database refuses it for a reason that we do not know. Other parts of the
+    /// request are not affected.
+    pub(super) fn is_partial(&self) -> bool {
+        match self.slug {
+            Slug::RateLimited | Slug::Internal => true,
+            Slug::Unavailable => self.cause.as_ref().is_none_or(|cause| cause.is_locked()),
+            _ => false,
+        }
+    }
+
+    /// Logs why a part of a request failed. The request succeeds, so `middleware` does not.
+    pub(super) fn log_part(&self) {
+        match &self.cause {
+            Some(cause) => tracing::warn!(error = %cause.0, "a part of a request could not be stored now"),
+            None => tracing::debug!(reason = self.message, "a part of a request could not be stored now"),
+        }
+    }
+
     pub(super) fn message(&self) -> &str {
         &self.message
     }

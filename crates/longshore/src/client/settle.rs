@@ -28,7 +28,7 @@ pub struct Report<'a> {
 }
 
 /// How an attempt ended, as a holder reports it that keeps only its leases.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LeaseReport {
     pub(crate) lease: Lease,
     /// The attempt; `None` if the lease is not live.

@@ -43,6 +43,18 @@ pub struct StepRecord {
     pub state: StepState,
 }
 
+impl StepRecord {
+    /// The bytes of its name and of its value.
+    #[cfg(feature = "api")]
+    pub(crate) fn bytes(&self) -> usize {
+        let value = match &self.state {
+            StepState::Done(value) => value.get().len(),
+            StepState::Waiting { .. } => 0,
+        };
+        self.name.len() + value
+    }
+}
+
 /// The state of a journaled step.
 #[derive(Clone, Debug)]
 pub enum StepState {

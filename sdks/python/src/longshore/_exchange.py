@@ -58,6 +58,8 @@ _PROGRESS_INTERVAL = 0.5
 _MIN_DELAY, _MAX_DELAY = 0.05, 2.0
 #: The longest `Retry-After` that the worker follows. Reports and renewals have to go on.
 _MAX_RETRY_AFTER = 10.0
+#: When a report is sent again that the server could not store.
+_UNAVAILABLE_PAUSE = 1.0
 
 
 @dataclass
@@ -533,9 +535,9 @@ class Exchange:
         for (attempt, text), result in zip(reports.settles, reply["settled"], strict=True):
             self._settled(attempt, text, result["settled"], result["message"])
         for stored, saved in zip(reports.steps, reply["saved_steps"], strict=True):
-            self._stored(stored, saved)
+            self._stored(stored, saved, self._steps)
         for stored, saved in zip(reports.checkpoints, reply["saved_checkpoints"], strict=True):
-            self._stored(stored, saved)
+            self._stored(stored, saved, self._checkpoints)
         self._handle_lost_and_cancelled(reply)
         if jobs:
             self._on_jobs(jobs)
@@ -549,19 +551,44 @@ class Exchange:
             if instead is not None:
                 self._outbox.append((attempt, instead))
                 return
+        elif outcome == "unavailable":
+            log.warning("job %s: the server cannot store its end now; trying again: %s", attempt.id, message)
+            self._report_again(self._outbox, (attempt, text))
+            return
         elif outcome == "lease_lost":
             log.warning("job %s: lost the lease; its result is not stored", attempt.id)
         if self._settling.get(attempt.id) is attempt:
             self._settling.pop(attempt.id, None)
 
-    def _stored(self, stored: _Stored, result: _wire.SavedReport) -> None:
+    def _stored(self, stored: _Stored, result: _wire.SavedReport, reports: deque[_Stored]) -> None:
         if result["saved"] == "stored":
             _resolve(stored.future, None)
+        elif result["saved"] == "unavailable":
+            self._report_again(reports, stored)
         elif result["saved"] == "lease_lost":
             self.lose(stored.attempt)
             _fail(stored.future, lease_lost(stored.attempt))
         else:
             _fail(stored.future, Fail(f"{stored.what}: {result.get('message')}"))
+
+    def _report_again(self, reports: deque[T], report: T) -> None:
+        """Sends a report again after a pause. Another client has locked its job, or a queue is full."""
+
+        worker_id = self.worker_id
+
+        def send() -> None:
+            with self._changed:
+                if self.worker_id == worker_id:
+                    reports.append(report)
+                    self._changed.notify_all()
+                    return
+            # Declared dead meanwhile: the lease is lost.
+            if isinstance(report, _Stored):
+                _fail(report.future, lease_lost(report.attempt))
+
+        timer = threading.Timer(_UNAVAILABLE_PAUSE, send)
+        timer.daemon = True
+        timer.start()
 
     def _fail_stored(self, entries: list[_Stored], error: BaseException) -> None:
         for stored in entries:

@@ -1091,7 +1091,7 @@ OperationState = Literal["running", "stopped", "done", "failed"]
 
 Outcome = Literal["succeeded", "failed_permanent", "cancelled"]
 
-ReportResult = Literal["stored", "lease_lost", "rejected"]
+ReportResult = Literal["stored", "lease_lost", "rejected", "unavailable"]
 
 Retry = Union[RetryJitter, RetryExponential, RetryFixed, RetryList, RetryNone]
 

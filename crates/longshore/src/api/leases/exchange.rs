@@ -1,5 +1,9 @@
 //! The reports in a lease call: ends of attempts, progress, steps and checkpoints. They are stored before the
-//! call claims, each independently of the others.
+//! call claims, each independently of the others: one that is invalid, or whose job another client has locked, does not
+//! affect the others.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -9,7 +13,7 @@ use uuid::Uuid;
 use super::renew::ProgressItem;
 use super::sessions::Session;
 use super::settle::{SettleItem, check_item, store_ends};
-use super::steps::{NewStepBody, store_steps};
+use super::steps::{CheckedSteps, NewStepBody, check_new, store_checked};
 use super::*;
 use crate::enqueue::{MAX_PAYLOAD, check_json};
 use crate::store::Fenced;
@@ -57,6 +61,9 @@ pub(in crate::api) enum ReportResult {
     LeaseLost,
     /// It is invalid, and nothing changed. `message` says why.
     Rejected,
+    /// It cannot be stored now, for example because a transaction of another client has locked the job, or because the queue of
+    /// a follow-up job is full. The worker still holds the lease: send the report again in a later call. `message` says why.
+    Unavailable,
 }
 
 /// Whether the end of one attempt was stored.
@@ -65,7 +72,7 @@ pub(in crate::api) struct SettledReport {
     id: Uuid,
     lease_no: i32,
     settled: ReportResult,
-    /// Why the report was rejected.
+    /// Why the report was rejected, or is not stored now.
     #[schema(required)]
     message: Option<String>,
 }
@@ -76,7 +83,7 @@ pub(in crate::api) struct SavedReport {
     id: Uuid,
     lease_no: i32,
     saved: ReportResult,
-    /// Why the report was rejected.
+    /// Why the report was rejected, or is not stored now.
     #[schema(required)]
     message: Option<String>,
 }
@@ -123,12 +130,14 @@ impl Reports {
         session: &Session,
         worker: WorkerId,
     ) -> ApiResult<Stored> {
-        Ok(Stored {
-            steps: save_steps(server, worker, self.steps).await?,
-            checkpoints: save_checkpoints(server, worker, self.checkpoints).await?,
-            progress: save_progress(server, worker, self.progress).await?,
-            settled: settle(server, caller, session, worker, self.settle).await?,
-        })
+        let steps = save_steps(server, worker, self.steps).await?;
+        let checkpoints = save_checkpoints(server, worker, self.checkpoints).await?;
+        let progress = save_progress(server, worker, self.progress).await?;
+        let reports = steps.iter().chain(&checkpoints).chain(&progress);
+        let unsaved = reports.filter(|report| report.saved == ReportResult::Unavailable);
+        let unsaved: HashSet<(Uuid, i32)> = unsaved.map(|report| (report.id, report.lease_no)).collect();
+        let settled = settle(server, caller, session, worker, self.settle, &unsaved).await?;
+        Ok(Stored { settled, steps, checkpoints, progress })
     }
 }
 
@@ -149,6 +158,10 @@ fn result_of(stored: ApiResult<Fenced>) -> ApiResult<(ReportResult, Option<Strin
     match stored {
         Ok(Fenced::Held) => Ok((ReportResult::Stored, None)),
         Ok(Fenced::LeaseLost) => Ok((ReportResult::LeaseLost, None)),
+        Err(problem) if problem.is_partial() => {
+            problem.log_part();
+            Ok((ReportResult::Unavailable, Some(problem.message().to_owned())))
+        }
         Err(problem) if problem.is_servers_fault() => Err(problem),
         Err(problem) => Ok((ReportResult::Rejected, Some(problem.message().to_owned()))),
     }
@@ -161,9 +174,68 @@ fn saved(lease: LeaseRef, stored: ApiResult<Fenced>) -> ApiResult<SavedReport> {
 
 async fn save_steps(server: &Server, worker: WorkerId, items: Vec<StepsItem>) -> ApiResult<Vec<SavedReport>> {
     let mut results = Vec::with_capacity(items.len());
+    let mut batch = Vec::new();
     for item in items {
         let lease = item.lease();
-        results.push(saved(lease, store_steps(server, lease.held_by(worker), item.steps).await)?);
+        // Steps of one job are checked against those that are stored before.
+        if batch.iter().any(|checked: &CheckedSteps| checked.lease.id.0 == lease.id) {
+            store_batch(server, std::mem::take(&mut batch), &mut results).await?;
+        }
+        let checked = check_new(server, lease.held_by(worker), item.steps).await;
+        results.push((lease, checked.as_ref().map(|_| Fenced::LeaseLost).map_err(Problem::clone)));
+        batch.extend(checked.ok().flatten());
+    }
+    store_batch(server, batch, &mut results).await?;
+    results.into_iter().map(|(lease, stored)| saved(lease, stored)).collect()
+}
+
+/// Stores the checked steps of jobs in one commit, and their results.
+async fn store_batch(
+    server: &Server,
+    batch: Vec<CheckedSteps>,
+    results: &mut [(LeaseRef, ApiResult<Fenced>)],
+) -> ApiResult<()> {
+    let leases: Vec<Lease> = batch.iter().map(|checked| checked.lease).collect();
+    let stored = store_each(batch, |batch| store_checked(server, batch)).await?;
+    for (lease, stored) in leases.into_iter().zip(stored) {
+        // The last item of the lease: earlier ones belong to earlier batches.
+        let own = results.iter_mut().rfind(|(own, _)| own.id == lease.id.0 && own.lease_no == lease.lease_no);
+        own.into_iter().for_each(|(_, result)| *result = stored.clone());
+    }
+    Ok(())
+}
+
+/// How long reports that cannot be stored together are stored one by one. The others are stored by a later call.
+const MAX_TIME_ONE_BY_ONE: Duration = Duration::from_secs(8);
+
+/// Stores reports in one commit. If one of them cannot be stored, stores each of them alone.
+pub(super) async fn store_each<T: Clone, R, Storing: Future<Output = ApiResult<Vec<R>>>>(
+    items: Vec<T>,
+    store: impl Fn(Vec<T>) -> Storing,
+) -> ApiResult<Vec<ApiResult<R>>> {
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    let refused = match store(items.clone()).await {
+        Ok(stored) => return Ok(stored.into_iter().map(Ok).collect()),
+        Err(problem) if problem.is_partial() => problem,
+        Err(problem) => return Err(problem),
+    };
+    if items.len() == 1 {
+        return Ok(vec![Err(refused)]);
+    }
+    let until = Instant::now() + MAX_TIME_ONE_BY_ONE;
+    let mut results = Vec::with_capacity(items.len());
+    for item in items {
+        if Instant::now() >= until {
+            results.push(Err(refused.clone()));
+            continue;
+        }
+        match store(vec![item]).await {
+            Ok(stored) => results.extend(stored.into_iter().map(Ok)),
+            Err(problem) if problem.is_partial() => results.push(Err(problem)),
+            Err(problem) => return Err(problem),
+        }
     }
     Ok(results)
 }
@@ -207,27 +279,40 @@ fn check_values(
 /// Stores the values that are valid, in one commit.
 async fn store_values<Storing: Future<Output = ApiResult<Vec<Fenced>>>>(
     checked: Vec<(LeaseRef, ApiResult<Value>)>,
-    store: impl FnOnce(Vec<Value>) -> Storing,
+    store: impl Fn(Vec<Value>) -> Storing,
 ) -> ApiResult<Vec<SavedReport>> {
     let valid: Vec<Value> = checked.iter().filter_map(|(_, value)| value.as_ref().ok()).cloned().collect();
-    let mut stored = if valid.is_empty() { Vec::new() } else { store(valid).await? }.into_iter();
+    let mut stored = store_each(valid, store).await?.into_iter();
     let result = |(lease, value): (LeaseRef, ApiResult<Value>)| {
-        saved(lease, value.map(|_| stored.next().unwrap_or(Fenced::LeaseLost)))
+        saved(lease, value.and_then(|_| stored.next().unwrap_or(Ok(Fenced::LeaseLost))))
     };
     checked.into_iter().map(result).collect()
 }
 
+/// Stores the ends of attempts. `unsaved` are the leases of which another report cannot be stored now.
 async fn settle(
     server: &Server,
     caller: &Caller,
     session: &Session,
     worker: WorkerId,
     items: Vec<SettleItem>,
+    unsaved: &HashSet<(Uuid, i32)>,
 ) -> ApiResult<Vec<SettledReport>> {
     let refs: Vec<LeaseRef> = items.iter().map(SettleItem::lease).collect();
+    let check = |item: &SettleItem| {
+        let LeaseRef { id, lease_no } = item.lease();
+        match unsaved.contains(&(id, lease_no)) {
+            // Its job is locked. The next attempt would also repeat the steps that are not stored.
+            true => Err(Problem::new(
+                Slug::Unavailable,
+                "another report about this job is not stored yet; send it again together with this one",
+            )),
+            false => check_item(item),
+        }
+    };
     let (items, rejected): (Vec<_>, Vec<_>) = items
         .into_iter()
-        .map(|item| match check_item(&item) {
+        .map(|item| match check(&item) {
             Ok(()) => (Some(item), None),
             Err(problem) => (None, Some(problem)),
         })

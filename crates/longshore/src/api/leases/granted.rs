@@ -9,14 +9,16 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::sessions::Session;
-use super::waiting::Undelivered;
+use super::waiting::{MAX_JOB_BYTES, Undelivered, job_bytes};
 use super::*;
 use crate::api::steps::StepBody;
-use crate::store::{Claimed, SavedWork};
+use crate::store::{Claimed, SavedWork, StepRecord};
 
 /// The maximum number of bytes of the steps in one response. Beyond it, the worker reads the steps of a job with
 /// `/leases/journal`.
 const MAX_STEPS_BYTES: usize = 1024 * 1024;
+/// Of how many jobs one statement reads the checkpoints, each of which may have 1 MiB.
+const READ_AT_ONCE: usize = 100;
 
 /// A leased job with everything needed to run it.
 #[derive(Serialize, ToSchema)]
@@ -91,27 +93,88 @@ impl LeasedJob {
     }
 }
 
-/// The jobs of a response, with what earlier attempts stored. The session keeps what a settle needs.
+/// The jobs of a response, with what earlier attempts stored. The session keeps what a settle needs. Jobs that are too
+/// large for the response are released.
 pub(super) async fn deliver(
     server: &Server,
     session: &Session,
-    leased: Undelivered,
+    mut leased: Undelivered,
 ) -> ApiResult<Vec<LeasedJob>> {
-    // Only a job that was leased before can have steps or a checkpoint.
-    let returned = leased.jobs().iter().map(Claimed::lease).filter(|lease| lease.lease_no > 1);
-    let returned: Vec<JobId> = returned.map(|lease| lease.id).collect();
-    let saved = match returned.is_empty() {
-        true => Vec::new(),
-        false => server.client.saved_work(&returned, MAX_STEPS_BYTES).await?,
-    };
-    let mut saved = saved.into_iter();
+    let saved = read_saved(server, leased.jobs()).await?;
+    let bytes = leased.jobs().iter().zip(&saved).map(|(job, saved)| job_bytes(job) + checkpoint_bytes(saved));
+    let count = jobs_that_fit(bytes);
+    leased.release_after(count);
     leased.jobs().iter().for_each(|job| server.kinds.register(job.kind()));
     let mut jobs = leased.into_delivered();
-    let take = |job: &mut Claimed| {
-        let saved = if job.lease.lease_no > 1 { saved.next() } else { None };
-        LeasedJob::take(job, saved.unwrap_or_default())
-    };
-    let delivered = jobs.iter_mut().map(take).collect();
+    let delivered = jobs.iter_mut().zip(saved).map(|(job, saved)| LeasedJob::take(job, saved)).collect();
     session.grant(jobs.into_iter().map(Arc::new));
     Ok(delivered)
+}
+
+/// How many of the jobs with these sizes fit into one response. The first one always does.
+fn jobs_that_fit(bytes: impl Iterator<Item = usize>) -> usize {
+    let mut total = 0;
+    let fits = |(i, bytes): &(usize, usize)| {
+        total += bytes;
+        *i == 0 || total <= MAX_JOB_BYTES
+    };
+    bytes.enumerate().take_while(fits).count()
+}
+
+fn checkpoint_bytes(saved: &SavedWork) -> usize {
+    saved.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.get().len())
+}
+
+/// What earlier attempts of these jobs saved, in the same order. Stops reading when the checkpoints have enough bytes for
+/// one response, so the result may be shorter.
+async fn read_saved(server: &Server, jobs: &[Claimed]) -> ApiResult<Vec<SavedWork>> {
+    let mut all = Vec::with_capacity(jobs.len());
+    let (mut bytes, mut steps_left) = (0, MAX_STEPS_BYTES);
+    for part in jobs.chunks(READ_AT_ONCE) {
+        // Only a job that was leased before can have steps or a checkpoint.
+        let returned: Vec<JobId> =
+            part.iter().filter(|job| is_returned(job)).map(|job| job.lease.id).collect();
+        let read = match returned.is_empty() {
+            true => Vec::new(),
+            false => server.client.saved_work(&returned, steps_left).await?,
+        };
+        bytes += read.iter().map(checkpoint_bytes).sum::<usize>();
+        steps_left = left_for_steps(steps_left, &read);
+        let mut read = read.into_iter();
+        all.extend(
+            part.iter().map(|job| is_returned(job).then(|| read.next()).flatten().unwrap_or_default()),
+        );
+        if bytes >= MAX_JOB_BYTES {
+            break;
+        }
+    }
+    Ok(all)
+}
+
+fn is_returned(job: &Claimed) -> bool {
+    job.lease.lease_no > 1
+}
+
+/// How many bytes of steps still fit. After a journal that did not fit, none do.
+fn left_for_steps(before: usize, read: &[SavedWork]) -> usize {
+    let mut left = before;
+    for saved in read {
+        let Some(steps) = &saved.steps else { return 0 };
+        left = left.saturating_sub(steps.iter().map(StepRecord::bytes).sum());
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_job_always_fits() {
+        let fit = |sizes: &[usize]| jobs_that_fit(sizes.iter().copied());
+        assert_eq!(fit(&[]), 0);
+        assert_eq!(fit(&[MAX_JOB_BYTES + 1, 1]), 1);
+        assert_eq!(fit(&[MAX_JOB_BYTES - 1, 1, 1]), 2);
+        assert_eq!(fit(&[1, MAX_JOB_BYTES, 1]), 1);
+    }
 }

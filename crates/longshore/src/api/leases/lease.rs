@@ -15,10 +15,10 @@ use super::register::{
     AnnouncedKind, NewRegistration, check_announced, existing_kinds, registered_stale_after, stale_after,
     store_kinds,
 };
-use super::sessions::ClaimState;
+use super::sessions::{ClaimState, Wait};
 use super::waiting::{OpenCall, Pulse, Undelivered, beat};
 use super::*;
-use crate::api::extract::{LargeBody, duration, objects, optional_objects};
+use crate::api::extract::{Arrived, LargeBody, duration, objects, optional_objects};
 use crate::api::problem::ProblemBody;
 use crate::enqueue::{DEFAULT_QUEUE, check_name, check_queue};
 use crate::store::NewKind;
@@ -61,7 +61,8 @@ pub(in crate::api) struct LeaseRequest {
     #[schema(max_items = 1000)]
     announce: Vec<AnnouncedKind>,
     /// The maximum number of jobs to lease; 1 by default. With 0, the call only waits for cancels and lost leases. A
-    /// call with a higher limit ends the wait of earlier ones with a higher limit of the same worker.
+    /// call with a higher limit ends the wait of earlier ones with a higher limit of the same worker; if it waits itself, after
+    /// they have waited for a second.
     #[schema(minimum = 0, maximum = 1000)]
     limit: Option<u32>,
     /// How long to wait for the first job, a cancel or the loss of a lease, up to 20; 0 by default. A call with reports
@@ -106,7 +107,8 @@ pub(in crate::api) struct LeaseResponse {
     worker_id: Uuid,
     /// Renew or make another call at least this often.
     renew_within_seconds: f64,
-    /// The jobs, in the order in which to start them; empty if none was due.
+    /// The jobs, in the order in which to start them; empty if none was due. There may be fewer than `limit` although more
+    /// are due, because their payloads, metadata and checkpoints have at most 16 MiB together.
     jobs: Vec<LeasedJob>,
     /// Leases of this worker whose jobs are to be cancelled. Stop these jobs and settle
     /// them as `cancelled`. A lease is listed until it is settled, but only ends the wait
@@ -128,8 +130,9 @@ pub(in crate::api) struct LeaseResponse {
 /// worker is cancelled.
 ///
 /// The call may also contain reports: `settle`, `progress`, `steps` and `checkpoints`. They are stored before jobs are
-/// leased. A report that is invalid is `rejected` and does not affect the others. If the response is lost, repeat the
-/// reports: what is already stored counts as `stored`. Follow-up jobs also require the scope `enqueue`.
+/// leased. A report that is invalid is `rejected`, and one that cannot be stored now is `unavailable`; they do not affect the
+/// others. If the response is lost, repeat the reports: what is already stored counts as `stored`. Follow-up jobs also
+/// require the scope `enqueue`.
 #[utoipa::path(
     post,
     path = "/leases",
@@ -156,11 +159,12 @@ pub(in crate::api) struct LeaseResponse {
 pub(in crate::api) async fn lease(
     State(server): State<Server>,
     caller: Caller,
+    // A large body may take long to arrive, and its list of leases is as old as its first byte.
+    Arrived(arrived): Arrived,
     // Boxed, because the future of this handler is moved through every layer and
     // should stay small.
     LargeBody(body): LargeBody<Box<LeaseRequest>>,
 ) -> ApiResult<Json<LeaseResponse>> {
-    let arrived = tokio::time::Instant::now();
     let (mut request, reports) = CheckedRequest::new(&server, &caller, *body)?;
     let worker = request.worker(&server, &caller).await?;
     let session = server.sessions.of(worker);
@@ -177,10 +181,14 @@ pub(in crate::api) async fn lease(
     session.set_stale_after(stale_after);
     // Subscribe before the heartbeat: a cancel between the two would otherwise be missed.
     let cancels = if waits { Some(server.client.subscribe_to_cancels().await?) } else { None };
-    let call = (request.limit > 0).then(|| session.begin_claiming_call());
-    let mut claims = match call {
-        Some(_) => Some(session.claims.lock().await),
-        None => None,
+    let wait = if waits { Wait::ForWork } else { Wait::No };
+    let until = if waits { arrived + request.wait } else { arrived };
+    let call = (request.limit > 0).then(|| session.begin_claiming_call(wait));
+    // A worker has one claim at a time. A second call that waits does so no longer than it may.
+    let mut claims = match (&call, wait) {
+        (None, _) => None,
+        (Some(_), Wait::No) => Some(session.claims.lock().await),
+        (Some(_), Wait::ForWork) => tokio::time::timeout_at(until, session.claims.lock()).await.ok(),
     };
     let listed = request.held.as_deref().unwrap_or_default();
     let listed: Vec<Lease> = listed.iter().map(|lease| lease.held_by(worker)).collect();
@@ -205,7 +213,7 @@ pub(in crate::api) async fn lease(
         pulse: Pulse::of(&live, &held),
         held: &held,
         cancels,
-        until: if waits { arrived + request.wait } else { arrived },
+        until,
         beat_every: renew_within,
     };
     let leased = match (claims.as_deref_mut(), call) {
@@ -219,12 +227,17 @@ pub(in crate::api) async fn lease(
         }
     };
     let Pulse { lost, cancel, .. } = open.pulse;
+    let found = leased.jobs().len();
+    let jobs = deliver(&server, &session, leased).await?;
+    if let Some(state) = claims.as_deref_mut().filter(|_| jobs.len() < found) {
+        state.batch.shrink_to(jobs.len());
+    }
     let refs = |leases: &[Lease]| leases.iter().map(LeaseRef::from).collect();
     let response = LeaseResponse {
         protocol: PROTOCOL,
         worker_id: worker.0,
         renew_within_seconds: renew_within.as_secs_f64(),
-        jobs: deliver(&server, &session, leased).await?,
+        jobs,
         cancel: refs(&cancel),
         lost: refs(&lost),
         settled: stored.settled,

@@ -129,7 +129,11 @@ async fn release_unknown(
     let is_unknown = |live: &LiveLease| !known.contains(&live.lease) && live.age >= min_age;
     let (unknown, kept): (Vec<LiveLease>, Vec<LiveLease>) = live.into_iter().partition(is_unknown);
     let unknown: Vec<Lease> = unknown.iter().map(|unknown| unknown.lease).collect();
-    client.release(&unknown).await?;
+    match client.release(&unknown).await.map_err(Problem::from) {
+        // A later call releases those that another client has locked.
+        Err(problem) if problem.is_partial() => problem.log_part(),
+        released => drop(released?),
+    }
     Ok(kept)
 }
 
@@ -167,17 +171,23 @@ pub(super) async fn sign_off(
         .map_err(|_| Problem::bad_request("worker_id: not a UUID; use the id that POST /leases returned"))?;
     let worker = WorkerId(worker);
     check_worker_access(&server, &caller, worker).await?;
-    // End its waiting calls first: they would claim the jobs that are released now.
-    let session = server.sessions.remove(worker);
-    let _claims = match &session {
-        Some(session) => Some(session.claims.lock().await),
-        None => None,
-    };
+    // End its waiting calls first: they would claim the jobs that are released now. Calls that arrive meanwhile get this
+    // session and wait.
+    let session = server.sessions.of(worker);
+    session.end();
+    let claims = session.claims.lock().await;
+    let signed_off = release_and_retire(&server, worker).await;
+    server.sessions.remove(worker);
+    drop(claims);
+    signed_off?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn release_and_retire(server: &Server, worker: WorkerId) -> ApiResult<()> {
     // These attempts may have started, so their history gets an entry.
     let held = server.client.leases(worker).await?;
     let released = held.into_iter().map(|lease| (lease, Ending::Released, Vec::new()));
-    let note_end = |claimed: &Claimed, kept| note_end(&server, claimed, kept);
+    let note_end = |claimed: &Claimed, kept| note_end(server, claimed, kept);
     server.client.settle_leases_with(released.collect(), note_end).await?;
-    server.client.retire(worker).await?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok(server.client.retire(worker).await?)
 }

@@ -38,11 +38,26 @@ type Entry = (Instant, Arc<Session>);
 pub(super) struct Session {
     /// A worker has one claim at a time.
     pub(super) claims: tokio::sync::Mutex<ClaimState>,
-    /// The number of the newest call that claims.
-    newest_call: watch::Sender<u64>,
+    newest_calls: watch::Sender<NewestCalls>,
     /// Whether the worker has signed off or was declared dead.
     ended: watch::Sender<bool>,
     facts: Mutex<Facts>,
+}
+
+/// The numbers of the newest calls that claim.
+#[derive(Clone, Copy, Default)]
+struct NewestCalls {
+    /// The newest of all.
+    number: u64,
+    /// The newest that does not wait for work.
+    without_wait: u64,
+}
+
+/// Whether a call that claims waits for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    No,
+    ForWork,
 }
 
 /// Where the claims of a worker stand.
@@ -53,6 +68,38 @@ pub(super) struct ClaimState {
     pub(super) cursor: ClaimCursor,
     /// The queues and kinds of the last claim.
     pub(super) filter: (Vec<String>, Option<Vec<String>>),
+    pub(super) batch: BatchSize,
+}
+
+/// How many jobs one statement claims for a worker. Fewer after jobs that were too large for one response, because the
+/// rest was claimed in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BatchSize(u32);
+
+impl BatchSize {
+    /// Limits the payloads that a claim reads into memory.
+    const MAX: u32 = 250;
+
+    /// The number of jobs to claim of those that are still wanted.
+    pub(super) fn of(self, wanted: u32) -> u32 {
+        self.0.min(wanted)
+    }
+
+    /// The last batch fitted into a response.
+    pub(super) fn grow(&mut self) {
+        self.0 = (self.0 * 2).min(BatchSize::MAX);
+    }
+
+    /// Only this many jobs fitted into a response.
+    pub(super) fn shrink_to(&mut self, jobs: usize) {
+        self.0 = u32::try_from(jobs).unwrap_or(u32::MAX).clamp(1, BatchSize::MAX);
+    }
+}
+
+impl Default for BatchSize {
+    fn default() -> Self {
+        BatchSize(BatchSize::MAX)
+    }
 }
 
 #[derive(Default)]
@@ -65,37 +112,56 @@ struct Facts {
     reported: HashSet<Lease>,
 }
 
-/// A call that claims. It waits only until the worker makes another one.
+/// A call that claims. It waits only until the worker makes another one. If that one waits too, this one has a minimum
+/// time: a worker with several waiting calls, as version 1.0 allowed, would otherwise make calls without a pause.
 pub(super) struct ClaimingCall {
     number: u64,
-    newest: watch::Receiver<u64>,
+    newest: watch::Receiver<NewestCalls>,
 }
 
 impl ClaimingCall {
-    /// Whether the worker has made another call that claims.
-    pub(super) fn is_superseded(&self) -> bool {
-        *self.newest.borrow() > self.number
+    /// Whether the worker has made another call that claims. `minimum` is when the minimum time is over.
+    pub(super) fn is_superseded(&self, minimum: tokio::time::Instant) -> bool {
+        let newest = *self.newest.borrow();
+        let is_over = tokio::time::Instant::now() >= minimum;
+        newest.without_wait > self.number || (newest.number > self.number && is_over)
     }
 
-    /// Waits for the next call that claims.
-    pub(super) async fn superseded(&mut self) {
+    /// Waits for the next call that claims. `minimum` is when the minimum time is over.
+    pub(super) async fn superseded(&mut self, minimum: tokio::time::Instant) {
         let number = self.number;
-        if self.newest.wait_for(|newest| *newest > number).await.is_err() {
-            // Without the session there is no other call.
-            std::future::pending::<()>().await;
+        next_call(&mut self.newest, |newest| newest.number > number).await;
+        tokio::select! {
+            () = next_call(&mut self.newest, |newest| newest.without_wait > number) => {}
+            () = tokio::time::sleep_until(minimum) => {}
         }
+    }
+}
+
+async fn next_call(newest: &mut watch::Receiver<NewestCalls>, is_later: impl FnMut(&NewestCalls) -> bool) {
+    if newest.wait_for(is_later).await.is_err() {
+        // Without the session there is no other call.
+        std::future::pending::<()>().await;
     }
 }
 
 impl Session {
     /// Numbers a call that claims, and ends the wait of earlier ones.
-    pub(super) fn begin_claiming_call(&self) -> ClaimingCall {
+    pub(super) fn begin_claiming_call(&self, wait: Wait) -> ClaimingCall {
         let mut number = 0;
-        self.newest_call.send_modify(|newest| {
-            *newest += 1;
-            number = *newest;
+        self.newest_calls.send_modify(|newest| {
+            newest.number += 1;
+            number = newest.number;
+            if wait == Wait::No {
+                newest.without_wait = number;
+            }
         });
-        ClaimingCall { number, newest: self.newest_call.subscribe() }
+        ClaimingCall { number, newest: self.newest_calls.subscribe() }
+    }
+
+    /// Ends the waits of the worker's calls.
+    pub(super) fn end(&self) {
+        self.ended.send_replace(true);
     }
 
     /// Waits until the worker has signed off or was declared dead.
@@ -187,13 +253,12 @@ impl Sessions {
         all.by_worker.get(&worker).map(|(_, session)| session.clone())
     }
 
-    /// Drops the session of a worker that signs off or was declared dead, and ends the waits of its calls. Returns the
-    /// session.
-    pub(super) fn remove(&self, worker: WorkerId) -> Option<Arc<Session>> {
+    /// Drops the session of a worker that has signed off or was declared dead, and ends the waits of its calls.
+    pub(super) fn remove(&self, worker: WorkerId) {
         let removed = self.0.lock().unwrap_or_else(PoisonError::into_inner).by_worker.remove(&worker);
-        let (_, session) = removed?;
-        session.ended.send_replace(true);
-        Some(session)
+        if let Some((_, session)) = removed {
+            session.end();
+        }
     }
 }
 
@@ -213,12 +278,34 @@ mod tests {
         assert!(!Arc::ptr_eq(&kept, &sessions.of(first)), "the session of the first worker was dropped");
     }
 
-    #[test]
-    fn a_claiming_call_is_superseded_by_the_next_one() {
+    #[tokio::test]
+    async fn a_claiming_call_is_superseded_by_the_next_one() {
         let session = Session::default();
-        let first = session.begin_claiming_call();
-        assert!(!first.is_superseded());
-        let second = session.begin_claiming_call();
-        assert_eq!((first.is_superseded(), second.is_superseded()), (true, false));
+        let minimum = tokio::time::Instant::now() + Duration::from_millis(100);
+        let mut first = session.begin_claiming_call(Wait::ForWork);
+        assert!(!first.is_superseded(minimum));
+        // A call that waits too ends it after the minimum time.
+        let mut second = session.begin_claiming_call(Wait::ForWork);
+        first.superseded(minimum).await;
+        assert!(tokio::time::Instant::now() >= minimum);
+        assert_eq!((first.is_superseded(minimum), second.is_superseded(minimum)), (true, false));
+        // A call that does not wait ends it at once.
+        session.begin_claiming_call(Wait::No);
+        let never = minimum + Duration::from_secs(3600);
+        assert!(second.is_superseded(never));
+        second.superseded(never).await;
+    }
+
+    #[test]
+    fn a_batch_shrinks_to_what_fitted_and_grows_again() {
+        let mut batch = BatchSize::default();
+        assert_eq!((batch.of(10), batch.of(1000)), (10, 250));
+        batch.shrink_to(0);
+        assert_eq!(batch.of(1000), 1);
+        batch.shrink_to(100);
+        batch.grow();
+        assert_eq!(batch.of(1000), 200);
+        batch.grow();
+        assert_eq!(batch.of(1000), 250);
     }
 }

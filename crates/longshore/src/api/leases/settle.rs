@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::exchange::store_each;
 use super::sessions::Session;
 use super::*;
 use crate::api::enqueue::{NewJobBody, validate_job};
@@ -173,8 +174,8 @@ pub(super) fn check_item(item: &SettleItem) -> ApiResult<()> {
     }
 }
 
-/// Stores the ends of attempts, each independently of the others. An item that is invalid has a problem as its
-/// result.
+/// Stores the ends of attempts, each independently of the others. An item that is invalid, or that cannot be stored now,
+/// has a problem as its result.
 pub(super) async fn store_ends(
     server: &Server,
     caller: &Caller,
@@ -193,8 +194,12 @@ pub(super) async fn store_ends(
             Err(problem) => results.push(Err(problem)),
         }
     }
-    let stored = store(server, session, valid).await?;
-    results.iter_mut().flatten().zip(stored).for_each(|(result, stored)| *result = stored);
+    let stored = store_each(valid, |reports| store(server, session, reports)).await?;
+    results
+        .iter_mut()
+        .filter(|result| result.is_ok())
+        .zip(stored)
+        .for_each(|(result, stored)| *result = stored);
     Ok(results)
 }
 
@@ -218,7 +223,7 @@ async fn prepare(
     let mut reports = Vec::with_capacity(items.len());
     for ((mut item, lease), claimed) in items.into_iter().zip(leases).zip(claims) {
         let follow_ups = std::mem::take(&mut item.follow_ups);
-        let report = match follow_ups_of(server, caller, item.outcome, follow_ups).await {
+        let report = match follow_ups_of(server, caller, item.outcome, follow_ups, claimed.as_deref()).await {
             Ok(follow_ups) => ending(item, claimed.as_deref()).map(|ending| LeaseReport {
                 lease,
                 claimed,
@@ -307,6 +312,7 @@ async fn follow_ups_of(
     caller: &Caller,
     outcome: AttemptOutcome,
     bodies: Vec<NewJobBody>,
+    claimed: Option<&Claimed>,
 ) -> ApiResult<Vec<ValidJob>> {
     if !bodies.is_empty() && outcome != AttemptOutcome::Succeeded {
         return Err(Problem::validation(
@@ -320,7 +326,10 @@ async fn follow_ups_of(
     for body in bodies {
         body.refuse_id()?;
         let job = validate_job(server, caller, body).await?;
-        server.limiter.check_depth(&server.client, job.queue()).await?;
+        // If the report is repeated, its lease has ended and its jobs are stored. Their queue may be full since then.
+        if claimed.is_some() {
+            server.limiter.check_depth(&server.client, job.queue()).await?;
+        }
         jobs.push(job);
     }
     Ok(jobs)

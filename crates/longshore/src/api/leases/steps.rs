@@ -88,14 +88,30 @@ pub(in crate::api) async fn save_steps(
     let steps = checked_steps(lease, body.steps)?;
     check_worker_access(&server, &caller, lease.worker).await?;
     heartbeat(&server, lease.worker).await?;
-    let saved = store_new(&server, lease, &steps).await?;
+    let saved = match check_journaled(&server, lease, steps).await? {
+        Some(checked) => store_checked(&server, vec![checked]).await?.pop().unwrap_or(Fenced::LeaseLost),
+        None => Fenced::LeaseLost,
+    };
     Ok(Json(SaveStepsResponse { saved: saved.into() }))
 }
 
-/// Stores steps of a leased job, all or none.
-pub(super) async fn store_steps(server: &Server, lease: Lease, steps: Vec<NewStepBody>) -> ApiResult<Fenced> {
+/// Steps of a leased job whose names belong to no other step.
+#[derive(Clone)]
+pub(super) struct CheckedSteps {
+    pub(super) lease: Lease,
+    steps: Vec<NewStep>,
+    /// How many of them are not stored yet.
+    new: usize,
+}
+
+/// Checks steps of a leased job. Returns `None` if the lease is lost.
+pub(super) async fn check_new(
+    server: &Server,
+    lease: Lease,
+    steps: Vec<NewStepBody>,
+) -> ApiResult<Option<CheckedSteps>> {
     let steps = checked_steps(lease, steps)?;
-    store_new(server, lease, &steps).await
+    check_journaled(server, lease, steps).await
 }
 
 fn checked_steps(lease: Lease, bodies: Vec<NewStepBody>) -> ApiResult<Vec<NewStep>> {
@@ -115,19 +131,51 @@ fn checked_steps(lease: Lease, bodies: Vec<NewStepBody>) -> ApiResult<Vec<NewSte
     Ok(steps)
 }
 
-/// Stores steps if none of their names belongs to another step.
-async fn store_new(server: &Server, lease: Lease, steps: &[NewStep]) -> ApiResult<Fenced> {
-    if server.client.assert_lease(&lease).await? == Fenced::LeaseLost {
-        return Ok(Fenced::LeaseLost);
+/// Checks steps against those that the job has stored. Returns `None` if the lease is lost.
+async fn check_journaled(
+    server: &Server,
+    lease: Lease,
+    steps: Vec<NewStep>,
+) -> ApiResult<Option<CheckedSteps>> {
+    let journal = server.client.journaled(lease.id, &names_of(&steps)).await?;
+    let checked = new_steps(&journal, &steps);
+    // Without a new step, nothing else compares the lease. If the lease is lost, the journal is that of another one.
+    if (checked.is_err() || steps.is_empty())
+        && server.client.assert_lease(&lease).await? == Fenced::LeaseLost
+    {
+        return Ok(None);
     }
-    let journal = server.client.journaled(lease.id, &names_of(steps)).await?;
+    Ok(Some(CheckedSteps { lease, new: checked?, steps }))
+}
+
+/// The number of steps that are not stored yet. Refuses steps whose names belong to others, and too many of them.
+fn new_steps(journal: &Journaled, steps: &[NewStep]) -> ApiResult<usize> {
     for (i, step) in steps.iter().enumerate() {
         let stored = journal.named.iter().find(|stored| stored.name == step.name);
         if let Some(stored) = stored {
             check_repetition(step, stored).map_err(|problem| problem.at(format_args!("steps[{i}]")))?;
         }
     }
-    store(server, &journal, steps).await
+    check_room(journal, steps)
+}
+
+/// Stores the steps of jobs in one commit. Returns one result per job.
+pub(super) async fn store_checked(server: &Server, items: Vec<CheckedSteps>) -> ApiResult<Vec<Fenced>> {
+    let steps: Vec<NewStep> = items.iter().flat_map(|item| item.steps.iter().cloned()).collect();
+    let stored = if steps.is_empty() { Vec::new() } else { server.client.save_steps(&steps).await? };
+    let mut rest = stored.as_slice();
+    let mut results = Vec::with_capacity(items.len());
+    for item in items {
+        let (own, others) = rest.split_at(item.steps.len().min(rest.len()));
+        rest = others;
+        if own.contains(&Fenced::LeaseLost) {
+            results.push(Fenced::LeaseLost);
+        } else {
+            count_stored_steps(item.new);
+            results.push(Fenced::Held);
+        }
+    }
+    Ok(results)
 }
 
 fn names_of(steps: &[NewStep]) -> Vec<String> {
@@ -155,27 +203,27 @@ fn check_repetition(step: &NewStep, stored: &StepRecord) -> ApiResult<()> {
     }
 }
 
-/// Stores steps of one lease, if the job does not have too many.
-async fn store(server: &Server, journal: &Journaled, steps: &[NewStep]) -> ApiResult<Fenced> {
-    let (mut count, mut bytes) = (journal.steps, journal.bytes);
+/// Refuses steps if the job would have too many. Returns how many are not stored yet.
+fn check_room(journal: &Journaled, steps: &[NewStep]) -> ApiResult<usize> {
+    let (mut count, mut bytes, mut new) = (journal.steps, journal.bytes, 0);
     for step in steps {
+        let size = step.value.get().len();
         match journal.named.iter().find(|stored| stored.name == step.name).map(|stored| &stored.state) {
-            Some(StepState::Done(_)) => {}
-            Some(StepState::Waiting { .. }) => bytes += step.value.get().len(),
-            None => (count, bytes) = (count + 1, bytes + step.value.get().len()),
+            Some(StepState::Done(_)) => continue,
+            Some(StepState::Waiting { .. }) => bytes += size,
+            None => (count, bytes) = (count + 1, bytes + size),
         }
+        new += 1;
     }
     check_journal(count, bytes).map_err(|why| Problem::validation(format!("steps: {why}")))?;
-    let results = server.client.save_steps(steps).await?;
-    if results.contains(&Fenced::LeaseLost) {
-        return Ok(Fenced::LeaseLost);
-    }
-    // A repetition stores nothing.
-    let is_done = |name: &str| {
-        journal.named.iter().any(|stored| stored.name == name && matches!(stored.state, StepState::Done(_)))
-    };
-    count_stored_steps(steps.iter().filter(|step| !is_done(&step.name)).count());
-    Ok(Fenced::Held)
+    Ok(new)
+}
+
+/// Stores steps of one lease, if the job does not have too many.
+async fn store(server: &Server, lease: Lease, journal: &Journaled, steps: Vec<NewStep>) -> ApiResult<Fenced> {
+    let new = check_room(journal, &steps)?;
+    let stored = store_checked(server, vec![CheckedSteps { lease, steps, new }]).await?;
+    Ok(stored.first().copied().unwrap_or(Fenced::LeaseLost))
 }
 
 /// The job whose journal is read.
@@ -369,7 +417,7 @@ pub(in crate::api) async fn wait(
         let status = suspend(&server, lease, open).await?;
         return Ok(Json(WaitResponse { status, done }));
     }
-    match store(&server, &journal, &over).await? {
+    match store(&server, lease, &journal, over).await? {
         Fenced::Held => {
             (0..timed_out).for_each(|_| count_timed_out_wait());
             Ok(Json(WaitResponse { status: WaitStatus::Continue, done }))

@@ -14,6 +14,10 @@ const MIN_RATE_PAUSE: Duration = Duration::from_millis(1);
 /// second value, as in a Rust worker.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// How long a call waits at least, although another call that waits has arrived.
+const MIN_WAIT: Duration = Duration::from_secs(1);
+/// The maximum number of bytes of the jobs in one response; at least one job is returned.
+pub(super) const MAX_JOB_BYTES: usize = 16 * 1024 * 1024;
 
 /// What a heartbeat says about the leases of a worker.
 pub(super) struct Pulse {
@@ -64,6 +68,12 @@ impl Undelivered {
 
     pub(super) fn jobs(&self) -> &[Claimed] {
         &self.jobs
+    }
+
+    /// Releases all jobs but the first ones.
+    pub(super) fn release_after(&mut self, count: usize) {
+        let rest = self.jobs.split_off(count.min(self.jobs.len()));
+        drop(Undelivered { client: self.client.clone(), jobs: rest });
     }
 
     /// The jobs, for the response. They are no longer released on drop.
@@ -119,6 +129,7 @@ impl OpenCall<'_> {
     ) -> ApiResult<Undelivered> {
         let client = &self.server.client;
         let mut last_beat = Instant::now();
+        let minimum = tokio::time::Instant::now() + MIN_WAIT;
         // Subscribe before the first claim: a job enqueued between the two would otherwise
         // wait a full poll interval.
         let mut wakeups = match self.cancels {
@@ -138,7 +149,7 @@ impl OpenCall<'_> {
                 found = self.claim_now(state, limit).await?;
                 head_due = None;
             }
-            if !found.jobs.is_empty() || self.has_unreported() || call.is_superseded() {
+            if !found.jobs.is_empty() || self.has_unreported() || call.is_superseded(minimum) {
                 return Ok(found);
             }
             let next_poll = tokio::time::Instant::now() + poll_interval.min(self.beat_every);
@@ -164,7 +175,7 @@ impl OpenCall<'_> {
                             return Ok(found);
                         }
                     }
-                    () = call.superseded() => return Ok(found),
+                    () = call.superseded(minimum) => return Ok(found),
                     () = tokio::time::sleep_until(next_claim) => break,
                     () = self.session.ended() => return Ok(found),
                     () = self.server.stopping() => return Ok(found),
@@ -214,24 +225,45 @@ impl OpenCall<'_> {
         Ok(())
     }
 
+    /// Claims in batches, until there are enough jobs or enough bytes for one response.
     async fn claim_now(&self, state: &mut ClaimState, limit: u32) -> ApiResult<Undelivered> {
         let client = &self.server.client;
-        let (queues, kinds) = state.filter.clone();
-        let request = ClaimRequest {
-            queues,
-            kinds,
-            suspects: self.pulse.suspects,
-            ..ClaimRequest::new(self.worker, limit)
-        };
-        let claims = client.claim(&request, &mut state.cursor).await?;
-        let found = Undelivered { client: client.clone(), jobs: claims.jobs };
-        // Mark a suspect as started now: its handler starts when the response arrives, and
-        // no call reports that.
-        if let Some(suspect) = found.jobs.iter().find(|job| job.interruptions() > 0) {
-            let _ = client.mark_started(&suspect.lease()).await?;
+        let mut found = Undelivered::none(client);
+        let (mut wanted, mut bytes) = (limit, 0);
+        let mut suspects = self.pulse.suspects;
+        loop {
+            let (queues, kinds) = state.filter.clone();
+            let size = state.batch.of(wanted);
+            let request = ClaimRequest { queues, kinds, suspects, ..ClaimRequest::new(self.worker, size) };
+            let claimed = client.claim(&request, &mut state.cursor).await?.jobs;
+            let count = claimed.len() as u32;
+            bytes += claimed.iter().map(job_bytes).sum::<usize>();
+            let suspect = claimed.iter().find(|job| job.interruptions() > 0).map(Claimed::lease);
+            found.jobs.extend(claimed);
+            // Mark a suspect as started now: its handler starts when the response arrives, and
+            // no call reports that.
+            if let Some(suspect) = suspect {
+                let _ = client.mark_started(&suspect).await?;
+                suspects = Suspects::Leave;
+            }
+            wanted = wanted.saturating_sub(count);
+            let is_full = count == size;
+            if is_full && bytes <= MAX_JOB_BYTES {
+                state.batch.grow();
+            }
+            if wanted == 0 || !is_full || bytes >= MAX_JOB_BYTES {
+                return Ok(found);
+            }
         }
-        Ok(found)
     }
+}
+
+/// About how many bytes of a response a claimed job takes, without what earlier attempts saved.
+pub(super) fn job_bytes(job: &Claimed) -> usize {
+    let texts = |texts: &[String]| texts.iter().map(String::len).sum::<usize>();
+    let metadata = job.options.metadata.as_ref().map_or(0, |metadata| metadata.get().len());
+    let context = job.options.context.as_ref().map_or(0, String::len);
+    job.payload.len() + metadata + context + texts(&job.options.tags) + texts(&job.flags)
 }
 
 /// Waits for a wake-up, as [`Wakeups::next`] does; forever without a subscription.

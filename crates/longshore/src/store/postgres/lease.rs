@@ -110,11 +110,12 @@ pub(super) async fn progress(tx: &mut Tx<'_>, reports: &[(Lease, Box<RawValue>)]
 }
 
 /// Locks the lease's row so that the lease cannot be taken meanwhile. A checkpoint of a
-/// lost lease cannot overwrite one of the next lease.
+/// lost lease cannot overwrite one of the next lease. Like the statements of `settle`, this
+/// waits only 2 s for a locked row.
 const SAVE_CHECKPOINTS: &str = "
     with input as (
       select *
-        from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::text[]))
+        from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::text[]))
           as input(id, lease_no, worker, data)),
     held as (
       select r.id, r.lease_no, i.data

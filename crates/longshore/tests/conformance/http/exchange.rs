@@ -45,21 +45,22 @@ cases! {
 cases! {
     only on postgres:
     a_busy_worker_needs_three_statements_per_call,
+    steps_of_several_jobs_share_a_commit,
 }
 
 /// A worker that holds jobs.
-struct Holder {
-    http: HttpClient,
-    worker: String,
-    leases: Vec<Value>,
+pub(super) struct Holder {
+    pub(super) http: HttpClient,
+    pub(super) worker: String,
+    pub(super) leases: Vec<Value>,
 }
 
 impl Holder {
-    async fn new(fixture: &Fixture, jobs: usize) -> Self {
+    pub(super) async fn new(fixture: &Fixture, jobs: usize) -> Self {
         Holder::of(fixture, HttpClient::new(fixture), jobs).await
     }
 
-    async fn of(fixture: &Fixture, http: HttpClient, jobs: usize) -> Self {
+    pub(super) async fn of(fixture: &Fixture, http: HttpClient, jobs: usize) -> Self {
         for _ in 0..jobs {
             fixture.add(job("greet")).await;
         }
@@ -70,11 +71,11 @@ impl Holder {
     }
 
     /// Calls with these fields.
-    async fn call(&self, fields: Value) -> Value {
+    pub(super) async fn call(&self, fields: Value) -> Value {
         self.send(fields).await.expect_status(200).json()
     }
 
-    async fn send(&self, fields: Value) -> Response {
+    pub(super) async fn send(&self, fields: Value) -> Response {
         self.http.post("/leases", &self.body(fields)).await
     }
 
@@ -84,14 +85,14 @@ impl Holder {
     }
 
     /// Starts a call that waits.
-    fn start(&self, fields: Value) -> tokio::task::JoinHandle<Value> {
+    pub(super) fn start(&self, fields: Value) -> tokio::task::JoinHandle<Value> {
         let (http, mut body) = (self.http.clone(), self.body(fields));
         body["wait_seconds"] = json!(20);
         tokio::spawn(async move { http.post("/leases", &body).await.expect_status(200).json() })
     }
 
     /// Waits until a call that was started after the clock was moved has sent its heartbeat.
-    async fn until_heartbeat(&self, fixture: &Fixture) {
+    pub(super) async fn until_heartbeat(&self, fixture: &Fixture) {
         let now = fixture.now().await;
         let has_called = || async {
             let workers = fixture.workers(None).await.expect("workers");
@@ -101,19 +102,19 @@ impl Holder {
     }
 }
 
-fn leases(response: &Response) -> Vec<Value> {
+pub(super) fn leases(response: &Response) -> Vec<Value> {
     let jobs = response.json()["jobs"].clone();
     let jobs = jobs.as_array().expect("jobs").iter();
     jobs.map(|job| json!({ "id": job["id"], "lease_no": job["lease_no"] })).collect()
 }
 
-fn with(lease: &Value, field: &str, value: Value) -> Value {
+pub(super) fn with(lease: &Value, field: &str, value: Value) -> Value {
     let mut item = lease.clone();
     item[field] = value;
     item
 }
 
-fn id_of(lease: &Value) -> longshore::JobId {
+pub(super) fn id_of(lease: &Value) -> longshore::JobId {
     lease["id"].as_str().expect("an id").parse().expect("an id")
 }
 
@@ -529,6 +530,10 @@ async fn a_worker_announces_its_kinds(fixture: Fixture) {
         (json!({ "name": "other" }), "announce[0]: name: `other`"),
         (json!({ "name": "" }), "announce[0]: name"),
         (json!({ "name": "greet", "schema": 7 }), "announce[0]: schema"),
+        (
+            json!({ "name": "greet", "schema": { "title": "x".repeat(256 * 1024) } }),
+            "announce[0]: schema: has",
+        ),
         (json!({ "name": "greet", "defaults": { "max_attempts": 0 } }), "announce[0]: defaults"),
         (json!({ "name": "greet", "defaults": { "colour": 1 } }), "announce[0]: defaults"),
     ] {
@@ -724,4 +729,21 @@ async fn a_busy_worker_needs_three_statements_per_call(fixture: Fixture) {
         (2, 1, 3),
         "a heartbeat and a claim; a settle; all three"
     );
+}
+
+async fn steps_of_several_jobs_share_a_commit(fixture: Fixture) {
+    let counter = Counter::start(&fixture).await;
+    let client = Client::connect(&counter.url).await.expect("connect through the proxy");
+    let http = HttpClient::for_api(Api::new(client).unknown_kinds(UnknownKinds::Allow));
+    let holder = Holder::of(&fixture, http.listening(Limits::default()).await, 5).await;
+    let mut counts = Vec::new();
+    for round in 0..3 {
+        let steps = |lease| with(lease, "steps", json!([{ "name": format!("a{round}"), "value": 1 }]));
+        let body = json!({ "limit": 0, "steps": holder.leases.iter().map(steps).collect::<Vec<_>>() });
+        let (statements, response) = counter.count(holder.call(body)).await;
+        counts.push(statements);
+        assert_eq!(response["saved_steps"][4]["saved"], "stored");
+    }
+    // A background task may add statements to one of the rounds.
+    assert_eq!(counts.into_iter().min(), Some(2 * 5 + 2), "two reads per job; the steps; a heartbeat");
 }

@@ -10,6 +10,7 @@ mod connections;
 mod dashboard;
 mod events;
 mod exchange;
+mod exchange_faults;
 mod explain;
 mod failures;
 mod flows;
