@@ -94,6 +94,8 @@ export class Longshore {
   readonly server: string;
   /** @internal */
   readonly jobs = new Map<string, AnyJob>();
+  /** @internal The schedules that workers store, by name. */
+  readonly schedules = new Map<string, { schedule: ScheduleOptions; request: JobRequest }>();
   /** @internal Replaced by `longshore/testing`. */
   transport: Transport;
   readonly #schema: string;
@@ -413,6 +415,16 @@ export class Longshore {
         { json },
       );
       return toCamel(response.body);
+    },
+    /**
+     * Declares a schedule. A worker that runs the job's kind stores it when it starts, as `put` does: the server refuses
+     * schedules of kinds that no worker has registered. With tokens, this needs the scope `operate` for all queues; a
+     * worker that may not store a schedule logs an error and works.
+     */
+    declare: (name: string, schedule: ScheduleOptions, request: JobRequest): void => {
+      if (this.schedules.has(name))
+        throw new ValidationError(`schedule \`${name}\`: declared twice; give each schedule its own name`);
+      this.schedules.set(name, { schedule, request });
     },
     delete: async (name: string): Promise<void> => {
       await this.transport.call("DELETE", `/cron/${encodeURIComponent(name)}`);

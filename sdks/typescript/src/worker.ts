@@ -189,10 +189,24 @@ class Runner {
   }
 
   #ready(workerId: string): void {
+    void this.#putSchedules();
     try {
       this.#options.onReady?.(workerId);
     } catch (error) {
       this.#log({ level: "error", message: `onReady threw: ${describeError(error)}`, error });
+    }
+  }
+
+  /** Stores the declared schedules. Those of kinds that other workers run are left to them. */
+  async #putSchedules(): Promise<void> {
+    for (const [name, { schedule, request }] of this.#client.schedules) {
+      if (!this.#client.jobs.has(request.job.name)) continue;
+      try {
+        await this.#client.cron.put(name, schedule, request);
+      } catch (error) {
+        const message = `the schedule \`${name}\` is not stored: ${describeError(error)}`;
+        this.#log({ level: "error", message, kind: request.job.name, error });
+      }
     }
   }
 

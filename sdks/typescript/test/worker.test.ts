@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { z } from "zod";
-import { Cancel, Fail, Retry, Snooze, Stopped } from "../src/index.js";
+import { Cancel, Fail, NotFoundError, Retry, Snooze, Stopped } from "../src/index.js";
 import {
   CuttingProxy,
   client,
@@ -67,6 +67,27 @@ onEachEngine((server) => {
       const workers = (await reply.json()) as { name: string; queues: string[] }[];
       assert.deepEqual(workers.find(({ name }) => name === "two-queues")?.queues.sort(), queues.sort());
     });
+  });
+
+  test("a worker stores the schedules of its kinds, and logs the one that is refused", async () => {
+    const ls = client(server());
+    const queue = unique("queue");
+    const report = ls.job(unique("report"), { queue }, async (_: { shop: string }) => undefined);
+    const elsewhere = ls.declare<{ n: number }>(unique("elsewhere"), { queue });
+    const [other, never, good] = [unique("other"), unique("never"), unique("good")];
+    ls.cron.declare(other, { cron: "0 0 1 1 *" }, elsewhere.request({ n: 1 }));
+    ls.cron.declare(never, { cron: "0 0 30 2 *" }, report.request({ shop: "berlin" }));
+    ls.cron.declare(good, { cron: "0 0 1 1 *", zone: "Europe/Berlin" }, report.request({ shop: "berlin" }));
+    assert.throws(() => ls.cron.declare(good, { cron: "@daily" }, report.request({ shop: "rome" })), /twice/);
+    await withWorker(ls, { queues: [queue] }, async (log) => {
+      // It comes last, so the others have been handled.
+      const stored = await until("the schedule", () => ls.cron.get(good).catch(() => undefined));
+      assert.deepEqual([stored.zone, stored.job?.payload], ["Europe/Berlin", { shop: "berlin" }]);
+      const errors = log.filter(({ level }) => level === "error").map(({ message }) => message);
+      assert.equal(errors.length, 1);
+      assert.match(errors[0] ?? "", new RegExp(`the schedule \`${never}\` is not stored: `));
+    });
+    for (const name of [other, never]) await assert.rejects(ls.cron.get(name), NotFoundError);
   });
 
   test("handlers retry, fail, snooze and cancel", async () => {
