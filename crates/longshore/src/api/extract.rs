@@ -159,14 +159,14 @@ pub(super) fn parse_object<'a, T: Deserialize<'a>>(subject: Subject, bytes: &'a 
 pub(super) fn parse<'a, T: Deserialize<'a>>(subject: Subject, bytes: &'a [u8]) -> ApiResult<T> {
     let json = std::str::from_utf8(bytes)
         .map_err(|_| Problem::bad_request(format!("{} is not UTF-8; send JSON as UTF-8", subject.name())))?;
-    serde_json::from_str(json).map_err(|error| problem(subject, error))
+    serde_json::from_str(json).map_err(|error| problem::<T>(subject, json, &error))
 }
 
-fn problem(subject: Subject, error: serde_json::Error) -> Problem {
+fn problem<'a, T: Deserialize<'a>>(subject: Subject, json: &'a str, error: &serde_json::Error) -> Problem {
     use serde_json::error::Category;
     let message = error.to_string();
     match error.classify() {
-        Category::Data => Problem::validation(without_position(&error)),
+        Category::Data => Problem::validation(with_field::<T>(json, error)),
         // Valid JSON, but not text that a database can store.
         _ if message.contains("surrogate") || message.contains("end of hex escape") => {
             Problem::validation("a string contains half a surrogate pair; send both halves")
@@ -175,8 +175,41 @@ fn problem(subject: Subject, error: serde_json::Error) -> Problem {
             "{} is nested more than {MAX_DEPTH} levels deep; flatten it",
             subject.name()
         )),
-        _ => Problem::bad_request(format!("{} is not JSON: {}", subject.name(), subject.describe(&error))),
+        _ => Problem::bad_request(format!("{} is not JSON: {}", subject.name(), subject.describe(error))),
     }
+}
+
+/// Serde's message after the field that it is about, such as `retry.base_ms: invalid type: …`. Parses again to find the
+/// field, so that valid bodies do not pay for it.
+fn with_field<'a, T: Deserialize<'a>>(json: &'a str, error: &serde_json::Error) -> String {
+    let message = without_position(error);
+    let mut input = serde_json::Deserializer::from_str(json);
+    let Err(located) = serde_path_to_error::deserialize::<_, T>(&mut input) else { return message };
+    let mut fields: Vec<String> = located.path().iter().map(ToString::to_string).collect();
+    let named = named_field(&message);
+    // The path may end with the field that the message names.
+    let is_named = |field: &String| {
+        let rest = named.and_then(|named| named.strip_prefix(field.as_str()));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+            || message.starts_with(&format!("unknown field `{field}`"))
+    };
+    if fields.last().is_some_and(is_named) {
+        fields.pop();
+    }
+    match fields.join(".").replace(".[", "[") {
+        _ if without_position(located.inner()) != message => message,
+        path if path.is_empty() => message,
+        // The message names the rest of the path.
+        path if named.is_some() => format!("{path}.{message}"),
+        path => format!("{path}: {message}"),
+    }
+}
+
+/// The field at the start of a message: `base_ms` of `base_ms: invalid type`.
+fn named_field(message: &str) -> Option<&str> {
+    let is_name =
+        |name: &&str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.[]".contains(&byte));
+    message.split_once(": ").map(|(name, _)| name).filter(is_name)
 }
 
 /// Serde's message without line and column, which do not help in a small body.
@@ -200,7 +233,9 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
         if !text.starts_with('{') {
             return Err(D::Error::custom("expected an object with named fields"));
         }
-        serde_json::from_str(text).map(Object).map_err(|error| D::Error::custom(without_position(&error)))
+        serde_json::from_str(text)
+            .map(Object)
+            .map_err(|error| D::Error::custom(with_field::<T>(text, &error)))
     }
 }
 
@@ -408,5 +443,64 @@ pub(super) fn check_range(field: &str, value: u32, limit: u32) -> ApiResult<u32>
         Ok(value)
     } else {
         Err(Problem::validation(format!("{field}: {value} is out of range; use 1 to {limit}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code)]
+    struct Outer<'a> {
+        kind: String,
+        #[serde(borrow)]
+        payload: Option<&'a RawValue>,
+        #[serde(default, deserialize_with = "optional_object")]
+        inner: Option<Inner>,
+        #[serde(default)]
+        tags: Vec<String>,
+        #[serde(default, deserialize_with = "objects")]
+        items: Vec<Inner>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code)]
+    struct Inner {
+        #[serde(default, deserialize_with = "odd")]
+        odd: Option<u32>,
+        count: u32,
+    }
+
+    fn odd<'de, D: Deserializer<'de>>(input: D) -> Result<Option<u32>, D::Error> {
+        match u32::deserialize(input)? {
+            n if n % 2 == 1 => Ok(Some(n)),
+            n => Err(D::Error::custom(format!("odd: {n} is even"))),
+        }
+    }
+
+    #[test]
+    fn the_error_names_the_field() {
+        for (json, expected) in [
+            (r#"{"kind": 7}"#, "kind: invalid type: integer `7`, expected a string"),
+            (r#"{"payload": {"a": [1]}, "kind": null}"#, "kind: invalid type: null, expected a string"),
+            (r#"{}"#, "missing field `kind`"),
+            (r#"{"kind": "a", "tags": ["b", 7]}"#, "tags[1]: invalid type: integer `7`, expected a string"),
+            (r#"{"kind": "a", "inner": "b"}"#, "inner: expected an object with named fields"),
+            (
+                r#"{"kind": "a", "inner": {"count": "b"}}"#,
+                "inner.count: invalid type: string \"b\", expected u32",
+            ),
+            (r#"{"kind": "a", "inner": {"count": 1, "odd": 2}}"#, "inner.odd: 2 is even"),
+            (r#"{"kind": "a", "items": [{"count": 1}, {}]}"#, "items[1]: missing field `count`"),
+        ] {
+            let problem = parse_object::<Outer>(Subject::Body, json.as_bytes()).expect_err(json);
+            assert_eq!(problem.message(), expected, "{json}");
+        }
+        let unknown = parse_object::<Outer>(Subject::Body, br#"{"kind": "a", "inner": {"more": 1}}"#);
+        let message = unknown.expect_err("an unknown field").message().to_owned();
+        assert!(message.starts_with("inner: unknown field `more`, expected"), "{message}");
     }
 }

@@ -190,7 +190,7 @@ async fn bad_flows_are_refused_by_task_and_store_nothing(fixture: Fixture) {
         (with("b", "after", json!(["a", { "task": "a", "condition": "ended" }])), "in two ways"),
         (with("b", "colour", json!("red")), "task `b`: unknown field `colour`"),
         (with("b", "max_attempts", json!(0)), "task `b`: max_attempts: "),
-        (with("b", "priority", json!("high")), "task `b`: invalid type"),
+        (with("b", "priority", json!("high")), "task `b`: priority: invalid type"),
         (with("b", "unique_key", json!("k")), "task `b`: unique_key: jobs of a flow cannot have keys"),
         (
             with("b", "idempotency_key", json!("k")),
@@ -219,7 +219,7 @@ async fn bad_flows_are_refused_by_task_and_store_nothing(fixture: Fixture) {
         ),
         ("on_success", json!("greet"), "on_success: the job is not an object"),
         ("on_succes", json!({}), "unknown field `on_succes`"),
-        ("sealed", json!("no"), "invalid type"),
+        ("sealed", json!("no"), "sealed: invalid type"),
     ];
     for (field, value, part) in fields {
         let mut flow = diamond();
