@@ -73,12 +73,32 @@ fn render(frame: &Frame, jobs: &Jobs) -> Markup {
     };
     html! {
         (heading("Jobs", "Newest first", enqueue))
+        (covered_queues(frame, jobs))
         (tabs(frame, jobs))
         (filters(frame, jobs))
         @for problem in &jobs.filter.problems { p .notice .is-warning { (problem) } }
         (operation(frame))
         @if jobs.page.jobs.is_empty() { (nothing(frame, jobs)) } @else { (table(frame, jobs)) }
         (paging(frame, jobs))
+    }
+}
+
+/// For a token that covers several queues: the list shows one of them, and links to the others. Other pages show
+/// sums over all covered queues and link here.
+fn covered_queues(frame: &Frame, jobs: &Jobs) -> Markup {
+    let queues = frame.rights.queues.as_deref().unwrap_or_default();
+    let (shown, first_page) = (jobs.filter.list.queue.as_ref(), frame.params.without(&["cursor"]));
+    html! {
+        @if queues.len() > 1 {
+            p .notice .is-info {
+                "Your token covers " (format::number(queues.len() as u64)) " queues. The list shows one of them: "
+                @for (i, queue) in queues.iter().enumerate() {
+                    @if i > 0 { ", " }
+                    @if Some(queue) == shown { strong { (queue) } }
+                    @else { a href=(first_page.with("queue", queue).url(&frame.url("/ui/jobs"))) { (queue) } }
+                }
+            }
+        }
     }
 }
 
@@ -518,6 +538,22 @@ pub(super) mod tests {
         let page = render(&frame, &jobs(&frame, vec![hostile_job(Status::Queued)])).0;
         assert!(!page.contains("type=\"checkbox\"") && !page.contains("/operations"), "{page}");
         assert!(!page.contains("Enqueue a job"), "{page}");
+    }
+
+    #[test]
+    fn a_token_for_several_queues_sees_which_one_is_listed_and_links_to_the_others() {
+        let mut frame = Frame::of_reader("/ui/jobs");
+        frame.params = Params::new(vec![("status".into(), "queued".into()), ("cursor".into(), "x".into())]);
+        frame.rights.queues = Some(vec!["mail".into()]);
+        let listed = |frame: &Frame| {
+            let listed = jobs(frame, vec![hostile_job(Status::Queued)]);
+            render(frame, &Jobs { filter: JobFilter::of(frame), ..listed }).0
+        };
+        assert!(!listed(&frame).contains("Your token covers"));
+        frame.rights.queues = Some(vec!["mail".into(), "a b".into()]);
+        let page = listed(&frame);
+        assert!(page.contains("<strong>mail</strong>, "), "{page}");
+        assert!(page.contains("href=\"/q/ui/jobs?status=queued&amp;queue=a%20b\">a b</a>"), "{page}");
     }
 
     #[test]
