@@ -123,7 +123,7 @@ class Exchange {
   readonly #byRef = new Map<string, Held>();
   #unended = 0;
 
-  #settles: Settle[] = [];
+  readonly #settles: Settle[] = [];
   #steps: Saving[] = [];
   #checkpoints: Saving[] = [];
   readonly #progress = new Map<Held, string>();
@@ -139,6 +139,8 @@ class Exchange {
   #checkStartsAt = Number.POSITIVE_INFINITY;
   #mainStalled = false;
   #stopping = false;
+  /** Reports that the server could not store and that are sent again after a pause. */
+  readonly #delayed = new Set<Settle | Saving>();
   #finishing = false;
   #finished = false;
   #timer: NodeJS.Timeout | undefined;
@@ -429,8 +431,10 @@ class Exchange {
   }
 
   /** Sends a report again after a pause. Another client has locked its job, or a queue is full. */
-  #reportAgain<T>(reports: T[], report: T): void {
+  #reportAgain<T extends Settle | Saving>(reports: T[], report: T): void {
+    this.#delayed.add(report);
     setTimeout(() => {
+      if (!this.#delayed.delete(report)) return; // declared dead meanwhile
       reports.push(report);
       this.pump();
     }, UNAVAILABLE_PAUSE_MS);
@@ -639,8 +643,11 @@ class Exchange {
     for (const open of this.#open) open.abort.abort();
     this.#loseAll();
     // No settle of an old lease can be stored any more.
-    this.#settles = [];
+    this.#settles.length = 0;
+    const delayed = [...this.#delayed].filter((report) => "call" in report);
+    this.#delayed.clear();
     for (const { call: number } of [
+      ...delayed,
       ...this.#steps.splice(0),
       ...this.#checkpoints.splice(0),
       ...call.steps,
@@ -748,13 +755,16 @@ class Exchange {
     const deadline = performance.now() + FINISH_WITHIN_MS;
     for (const call of this.#open) if (call.waits) call.abort.abort();
     while (performance.now() < deadline) {
-      const idle = this.#settles.length === 0 && this.#progress.size === 0 && this.#open.size === 0;
+      const isReported = this.#settles.length === 0 && this.#delayed.size === 0 && this.#progress.size === 0;
+      const idle = isReported && this.#open.size === 0;
       if (!this.#registering && (idle || this.#workerId === undefined)) break;
       this.pump();
       await sleep(5);
     }
     const unstored =
-      this.#settles.length + [...this.#open].reduce((sum, call) => sum + call.settles.length, 0);
+      this.#settles.length +
+      [...this.#delayed].filter((report) => "fallback" in report).length +
+      [...this.#open].reduce((sum, call) => sum + call.settles.length, 0);
     if (unstored > 0) {
       this.#log("error", `the ends of ${unstored} attempts could not be stored; their jobs run again`);
     }

@@ -156,6 +156,29 @@ test("a response that is not JSON counts as none", async () => {
   assert.deepEqual(new Set(server.settles.map(({ outcome }) => outcome)), new Set(["succeeded"]));
 });
 
+test("an end that the server cannot store now is sent again, also while the worker stops", async () => {
+  ls.job("note", async () => 1);
+  server.answer = (request, respond) => {
+    if (request.worker_id === undefined) return respond(200, reply({ jobs: [leased("note")] }));
+    if (!request.settle?.length) return wait(request, respond);
+    if (server.settles.length > 1) return respond(200, stored(request));
+    const settled = request.settle.map((end) => ({
+      ...end,
+      settled: "unavailable",
+      message: "the job is locked",
+    }));
+    respond(200, reply({ settled }));
+  };
+  const working = work();
+  await until("the first report", () => server.settles.length === 1);
+  stop.abort();
+  await working;
+  const ends = server.settles.map(({ id, outcome }) => [id, outcome]);
+  assert.deepEqual(ends, [ends[0], ends[0]]);
+  assert.equal(ends[0]?.[1], "succeeded");
+  assert.ok(server.signedOff);
+});
+
 test("a pause that the server asks for does not cost the leases", async () => {
   const finish = signal();
   ls.job("slow", () => finish.promise);
