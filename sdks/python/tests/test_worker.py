@@ -323,7 +323,7 @@ def test_follow_ups_exist_only_after_a_success(ls: Longshore, queue: str, runnin
 
 
 def test_no_more_than_concurrency_run_at_once(ls: Longshore, queue: str, running: Callable[..., Worker]) -> None:
-    lock = threading.Lock()
+    lock, all_run = threading.Lock(), threading.Event()
     now, most = 0, 0
 
     def enter(by: int) -> None:
@@ -331,16 +331,20 @@ def test_no_more_than_concurrency_run_at_once(ls: Longshore, queue: str, running
         with lock:
             now += by
             most = max(most, now)
+            if now == 5:
+                all_run.set()
 
     @ls.job(f"counted-async-{queue}", queue=queue)
     async def counted_async(n: int) -> None:
         enter(1)
-        await asyncio.sleep(0.005)
+        assert await asyncio.to_thread(all_run.wait, 20)  # the first five wait for each other
+        await asyncio.sleep(0.005)  # time for a sixth
         enter(-1)
 
     @ls.job(f"counted-sync-{queue}", queue=queue)
     def counted_sync(n: int) -> None:
         enter(1)
+        assert all_run.wait(20)
         time.sleep(0.005)
         enter(-1)
 

@@ -292,9 +292,12 @@ onEachEngine((server) => {
     const queue = unique("queue");
     let running = 0;
     let most = 0;
+    const allRun = signal();
     const job = ls.job(unique("busy"), { queue }, async () => {
       running += 1;
       most = Math.max(most, running);
+      if (running === 5) allRun.resolve();
+      await allRun.promise; // the first five wait for each other
       await pause(20);
       running -= 1;
     });
