@@ -38,19 +38,23 @@ type Entry = (Instant, Arc<Session>);
 pub(super) struct Session {
     /// A worker has one claim at a time.
     pub(super) claims: tokio::sync::Mutex<ClaimState>,
-    newest_calls: watch::Sender<NewestCalls>,
+    claiming_calls: watch::Sender<ClaimingCalls>,
     /// Whether the worker has signed off or was declared dead.
     ended: watch::Sender<bool>,
     facts: Mutex<Facts>,
 }
 
-/// The numbers of the newest calls that claim.
+/// The calls that claim.
 #[derive(Clone, Copy, Default)]
-struct NewestCalls {
-    /// The newest of all.
-    number: u64,
-    /// The newest that does not wait for work.
-    without_wait: u64,
+struct ClaimingCalls {
+    /// The number of the newest.
+    newest: u64,
+    /// The number of the newest that does not wait for work.
+    newest_without_wait: u64,
+    /// How many wait for their turn.
+    queued: usize,
+    /// How many of those do not wait for work.
+    queued_without_wait: usize,
 }
 
 /// Whether a call that claims waits for work.
@@ -114,49 +118,72 @@ struct Facts {
 
 /// A call that claims. It waits only until the worker makes another one. If that one waits too, this one has a minimum
 /// time: a worker with several waiting calls, as version 1.0 allowed, would otherwise make calls without a pause.
+///
+/// Calls need not get their turns in the order of their numbers. So a call that waits for its turn ends the wait of the
+/// one that has it, whichever is newer.
 pub(super) struct ClaimingCall {
     number: u64,
-    newest: watch::Receiver<NewestCalls>,
+    wait: Wait,
+    is_queued: bool,
+    all: watch::Sender<ClaimingCalls>,
 }
 
 impl ClaimingCall {
-    /// Whether the worker has made another call that claims. `minimum` is when the minimum time is over.
-    pub(super) fn is_superseded(&self, minimum: tokio::time::Instant) -> bool {
-        let newest = *self.newest.borrow();
-        let is_over = tokio::time::Instant::now() >= minimum;
-        newest.without_wait > self.number || (newest.number > self.number && is_over)
+    /// Records that it no longer waits for its turn.
+    pub(super) fn leave_queue(&mut self) {
+        if std::mem::take(&mut self.is_queued) {
+            self.all.send_modify(|all| {
+                all.queued -= 1;
+                all.queued_without_wait -= usize::from(self.wait == Wait::No);
+            });
+        }
     }
 
-    /// Waits for the next call that claims. `minimum` is when the minimum time is over.
+    /// Whether the worker has made another call that claims. `minimum` is when the minimum time is over.
+    pub(super) fn is_superseded(&self, minimum: tokio::time::Instant) -> bool {
+        let all = *self.all.borrow();
+        let is_over = tokio::time::Instant::now() >= minimum;
+        self.is_superseded_at_once(&all) || (is_over && (all.newest > self.number || all.queued > 0))
+    }
+
+    fn is_superseded_at_once(&self, all: &ClaimingCalls) -> bool {
+        all.newest_without_wait > self.number || all.queued_without_wait > 0
+    }
+
+    /// Waits for another call that claims. `minimum` is when the minimum time is over.
     pub(super) async fn superseded(&mut self, minimum: tokio::time::Instant) {
-        let number = self.number;
-        next_call(&mut self.newest, |newest| newest.number > number).await;
+        let (mut all, mut all_later) = (self.all.subscribe(), self.all.subscribe());
+        // `self` has a sender, so the channel is open.
         tokio::select! {
-            () = next_call(&mut self.newest, |newest| newest.without_wait > number) => {}
-            () = tokio::time::sleep_until(minimum) => {}
+            _ = all.wait_for(|all| self.is_superseded_at_once(all)) => {}
+            _ = async {
+                tokio::time::sleep_until(minimum).await;
+                all_later.wait_for(|all| all.newest > self.number || all.queued > 0).await.map(drop)
+            } => {}
         }
     }
 }
 
-async fn next_call(newest: &mut watch::Receiver<NewestCalls>, is_later: impl FnMut(&NewestCalls) -> bool) {
-    if newest.wait_for(is_later).await.is_err() {
-        // Without the session there is no other call.
-        std::future::pending::<()>().await;
+impl Drop for ClaimingCall {
+    fn drop(&mut self) {
+        self.leave_queue();
     }
 }
 
 impl Session {
-    /// Numbers a call that claims, and ends the wait of earlier ones.
+    /// Numbers a call that claims, and ends the wait of earlier ones. It waits for its turn from now on.
     pub(super) fn begin_claiming_call(&self, wait: Wait) -> ClaimingCall {
         let mut number = 0;
-        self.newest_calls.send_modify(|newest| {
-            newest.number += 1;
-            number = newest.number;
+        self.claiming_calls.send_modify(|all| {
+            all.newest += 1;
+            all.queued += 1;
+            number = all.newest;
             if wait == Wait::No {
-                newest.without_wait = number;
+                all.newest_without_wait = number;
+                all.queued_without_wait += 1;
             }
         });
-        ClaimingCall { number, newest: self.newest_calls.subscribe() }
+        ClaimingCall { number, wait, is_queued: true, all: self.claiming_calls.clone() }
     }
 
     /// Ends the waits of the worker's calls.
@@ -278,22 +305,50 @@ mod tests {
         assert!(!Arc::ptr_eq(&kept, &sessions.of(first)), "the session of the first worker was dropped");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_claiming_call_is_superseded_by_the_next_one() {
         let session = Session::default();
-        let minimum = tokio::time::Instant::now() + Duration::from_millis(100);
-        let mut first = session.begin_claiming_call(Wait::ForWork);
+        let begin = |wait| {
+            let mut call = session.begin_claiming_call(wait);
+            call.leave_queue();
+            call
+        };
+        let minimum = tokio::time::Instant::now() + Duration::from_secs(1);
+        let mut first = begin(Wait::ForWork);
         assert!(!first.is_superseded(minimum));
         // A call that waits too ends it after the minimum time.
-        let mut second = session.begin_claiming_call(Wait::ForWork);
+        let mut second = begin(Wait::ForWork);
         first.superseded(minimum).await;
-        assert!(tokio::time::Instant::now() >= minimum);
+        assert_eq!(tokio::time::Instant::now(), minimum);
         assert_eq!((first.is_superseded(minimum), second.is_superseded(minimum)), (true, false));
         // A call that does not wait ends it at once.
-        session.begin_claiming_call(Wait::No);
+        begin(Wait::No);
         let never = minimum + Duration::from_secs(3600);
         assert!(second.is_superseded(never));
         second.superseded(never).await;
+        assert_eq!(tokio::time::Instant::now(), minimum);
+    }
+
+    /// Otherwise the earlier one would get its turn when the wait of the later one is over.
+    #[tokio::test(start_paused = true)]
+    async fn a_claiming_call_is_superseded_by_an_earlier_one_that_waits_for_its_turn() {
+        let session = Session::default();
+        let now = tokio::time::Instant::now();
+        for (wait, minimum, ends) in [
+            (Wait::ForWork, now + Duration::from_secs(1), now + Duration::from_secs(1)),
+            (Wait::No, now + Duration::from_secs(3600), now + Duration::from_secs(1)),
+        ] {
+            let earlier = session.begin_claiming_call(wait);
+            let mut later = session.begin_claiming_call(Wait::ForWork);
+            later.leave_queue();
+            later.superseded(minimum).await;
+            assert_eq!(tokio::time::Instant::now(), ends);
+            assert!(later.is_superseded(minimum));
+            // Its caller has gone.
+            drop(earlier);
+            assert!(!later.is_superseded(minimum));
+        }
+        assert_eq!(session.claiming_calls.borrow().queued, 0);
     }
 
     #[test]

@@ -127,6 +127,7 @@ impl OpenCall<'_> {
         mut call: ClaimingCall,
         limit: u32,
     ) -> ApiResult<Undelivered> {
+        call.leave_queue();
         let client = &self.server.client;
         let mut last_beat = Instant::now();
         let minimum = tokio::time::Instant::now() + MIN_WAIT;
