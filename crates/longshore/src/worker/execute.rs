@@ -68,8 +68,20 @@ pub(super) async fn run(shared: Arc<Shared>) {
 /// Yields before the handler starts. The settler or the claimer that this runner has just woken
 /// waits in tokio's LIFO slot, from which only this thread takes tasks. A handler that blocks
 /// the thread would delay that task until the handler ends.
+///
+/// Not with `tokio::task::yield_now`: it puts the runner into a list of this thread, where it would
+/// wait as long as a handler that the thread runs in the meantime blocks it. A task that wakes
+/// itself goes into the queue, from which other threads take tasks.
 async fn let_woken_tasks_run() {
-    tokio::task::yield_now().await;
+    let mut has_yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// A runner's slot. Dropping it frees the slot, regardless of how the attempt ended.
@@ -361,4 +373,42 @@ async fn before_run(hooks: &dyn Hooks, attempt: &Attempt) -> Result<(), Failure>
 async fn after_run(shared: &Shared, attempt: &Attempt, ending: Ending) -> Ending {
     let Some(hooks) = &shared.hooks else { return ending };
     call("after_run", hooks.after_run(&attempt.claimed, ending.clone())).await.unwrap_or(ending)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// A bound against hanging only.
+    const MAX_WAIT: Duration = Duration::from_secs(60);
+
+    /// One thread is busy. The other one polls a runner that yields, and then a handler that blocks
+    /// it until the runner has started. Only the first thread can run the runner then.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    #[allow(clippy::unwrap_used)]
+    async fn a_runner_that_yields_does_not_wait_for_a_handler_that_blocks_its_thread() {
+        let (busy, is_busy) = tokio::sync::oneshot::channel();
+        let (blocked, is_blocked) = mpsc::channel();
+        let (started, has_started) = mpsc::channel();
+        tokio::spawn(async move {
+            busy.send(()).unwrap();
+            is_blocked.recv_timeout(MAX_WAIT).unwrap();
+        });
+        is_busy.await.unwrap();
+        let (waited, has_waited) = tokio::sync::oneshot::channel();
+        tokio::spawn(async move {
+            tokio::spawn(async move {
+                blocked.send(()).unwrap();
+                waited.send(has_started.recv_timeout(MAX_WAIT)).unwrap();
+            });
+            // The newest task runs first.
+            tokio::spawn(async move {
+                let_woken_tasks_run().await;
+                started.send(()).unwrap();
+            });
+        });
+        assert_eq!(has_waited.await.unwrap(), Ok(()), "the runner waits until the handler ends");
+    }
 }
