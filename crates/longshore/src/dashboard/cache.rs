@@ -6,10 +6,11 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 use crate::api::explain::{self, Explanation};
 use crate::client::Client;
@@ -175,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn requests_within_a_second_share_one_read_and_an_action_reads_again() {
         let (cache, reads) = (Cache::default(), AtomicU32::new(0));
         let read = || async { Ok(reads.fetch_add(1, Ordering::Relaxed)) };
@@ -184,6 +185,8 @@ mod tests {
         assert_eq!((one, other, kept().await), (0, 0, 0));
         assert_eq!(*cache.get("jobs", Age::Fresh, read).await.unwrap(), 1);
         assert_eq!(kept().await, 1, "later requests see what the fresh one read");
+        tokio::time::advance(KEPT).await;
+        assert_eq!(kept().await, 2, "it is kept for a second");
     }
 
     #[tokio::test]
