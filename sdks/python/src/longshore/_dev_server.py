@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,7 +11,6 @@ from pathlib import Path
 
 from ._binary import MISSING, find_binary
 from ._errors import LongshoreError
-from ._http import Connection, Request, Server
 
 
 class DevServer:
@@ -36,28 +33,27 @@ class DevServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> DevServer:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
         environment = {
             name: value for name, value in os.environ.items() if not re.match("LONGSHORE_|DATABASE_URL", name)
         }
         log = self.folder / "server.log"
         with log.open("ab") as output:
+            start = output.tell()
             self._process = subprocess.Popen(
-                [*self._command, "--bind", f"127.0.0.1:{port}"],
+                [*self._command, "--bind", "127.0.0.1:0"],
                 stdout=output,
                 stderr=output,
                 env=environment,
                 cwd=self.folder,
             )
-        await_server(self.url, self._process, log)
+        self.url = await_address(self._process, log, start)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(10)
+                self._process.wait(60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -65,21 +61,14 @@ class DevServer:
             self._temporary.cleanup()
 
 
-def free_port() -> int:
-    """A port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def await_server(url: str, process: subprocess.Popen[bytes], log: Path, timeout: float = 30.0) -> None:
-    """Waits until a server that was just started replies."""
+def await_address(process: subprocess.Popen[bytes], log: Path, start: int, timeout: float = 60.0) -> str:
+    """Waits until a server that was just started writes its address to the log, from the position `start` on."""
     deadline = time.monotonic() + timeout
     while True:
-        with contextlib.suppress(OSError):
-            if Connection(Server(url, None)).send(Request("GET", "/health"), timeout=2.0).status == 200:
-                return
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise LongshoreError(f"the server did not start: {log.read_text(errors='replace')[-2000:]}")
-        time.sleep(0.05)
+        has_ended = process.poll() is not None  # before the log is read, so that nothing of it is missed
+        text = log.read_bytes()[start:].decode(errors="replace")
+        if found := re.search(r"listening on (http://\S+)\s", text):
+            return found[1]
+        if has_ended or time.monotonic() > deadline:
+            raise LongshoreError(f"the server did not start: {text[-2000:]}")
+        time.sleep(0.02)

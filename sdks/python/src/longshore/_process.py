@@ -21,7 +21,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from ._attempt import Attempt, EncodedResult, FailedElsewhere, describe
+from ._attempt import Attempt, EncodedResult, FailedElsewhere, Reason, describe
 from ._codec import Json
 from ._context import Backend, SyncContext
 from ._enqueue import to_json
@@ -280,6 +280,8 @@ def _child_main(pipe: multiprocessing.connection.Connection[Any, Any]) -> None:
     backend = _PipeBackend(pipe)
     runs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
     current: list[Attempt] = []
+    #: Why the last run has to stop, also if its handler has not started yet.
+    reasons: list[Reason] = []
 
     def read() -> None:
         while True:
@@ -293,8 +295,10 @@ def _child_main(pipe: multiprocessing.connection.Connection[Any, Any]) -> None:
                 time.sleep(_KILL_AFTER)
                 os._exit(1)
             if message[0] == "run":
+                reasons.clear()
                 runs.put(message)
             elif message[0] == "cancel":
+                reasons.append(message[1])
                 for attempt in list(current):
                     attempt.cancellation.set(message[1])
             elif message[0] == "exit":
@@ -306,7 +310,7 @@ def _child_main(pipe: multiprocessing.connection.Connection[Any, Any]) -> None:
     threading.Thread(target=read, daemon=True).start()
     while (run := runs.get()) is not None:
         # A context of its own: what a handler sets in context variables must not reach the next job.
-        message = contextvars.Context().run(_run, backend, current, *run[1:])
+        message = contextvars.Context().run(_run, backend, current, reasons, *run[1:])
         current.clear()
         try:
             pipe.send(message)
@@ -317,13 +321,21 @@ def _child_main(pipe: multiprocessing.connection.Connection[Any, Any]) -> None:
 
 
 def _run(
-    backend: _PipeBackend, current: list[Attempt], module: str, qualname: str, name: str, job_data: dict[str, Any]
+    backend: _PipeBackend,
+    current: list[Attempt],
+    reasons: list[Reason],
+    module: str,
+    qualname: str,
+    name: str,
+    job_data: dict[str, Any],
 ) -> tuple[str, Any, Any]:
     """Runs one handler. Returns the message for the parent."""
     try:
         job = _find(module, qualname, name)
         attempt = Attempt(job_data, job)
         current[:] = [attempt]
+        for reason in reasons:  # it came while the module of the handler was imported
+            attempt.cancellation.set(reason)
         result = job.function(**attempt.arguments(SyncContext, job._app, backend))
         try:
             encoded = EncodedResult(to_json(job.signature.result.encode(result)).decode())

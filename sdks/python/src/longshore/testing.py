@@ -30,7 +30,7 @@ from ._app import Interception, Longshore
 from ._attempt import Attempt
 from ._codec import Json
 from ._context import Child, Context, DoneWait, Input, SyncContext
-from ._dev_server import DevServer, await_server, free_port
+from ._dev_server import DevServer
 from ._enqueue import NewJob, to_json
 from ._errors import DecodeError, Fail, LongshoreError, Suspended, ValidationError
 from ._http import Reply, Request
@@ -38,7 +38,7 @@ from ._ids import new_id
 from ._job import Job
 from ._operations import Enqueued
 
-__all__ = ["DevServer", "Queue", "TestJob", "await_server", "free_port", "inline", "manual"]
+__all__ = ["DevServer", "Queue", "TestJob", "inline", "manual"]
 
 T = TypeVar("T")
 _ENDED = ("succeeded", "failed_permanent", "cancelled")
