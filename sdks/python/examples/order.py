@@ -48,7 +48,7 @@ async def parcel(parcel: int, order: int) -> str:
 async def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # A short `stale_after`, so that a restarted program continues soon.
-    async with ls.worker(stale_after=3.0, grace=5.0) as worker:
+    async with ls.worker(stale_after=15.0, grace=5.0) as worker:
         worker.wait_until_registered()
         handle = await order.options(idempotency_key=f"order-{number}").enqueue(number=number)
         while (await handle.get())["finished_at"] is None:

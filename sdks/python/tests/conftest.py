@@ -1,5 +1,6 @@
 """Servers for the tests: the real binary (LONGSHORE_BIN) on SQLite, and on Postgres if
-LONGSHORE_TEST_DATABASE_URL names a server."""
+LONGSHORE_TEST_DATABASE_URL names a server. With LONGSHORE_TEST_POSTGRES=smoke, only the tests with the mark `smoke`
+and those that need Postgres run on Postgres."""
 
 from __future__ import annotations
 
@@ -19,9 +20,12 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 
 from longshore import Longshore, Worker, find_binary, new_id
-from longshore.testing import await_server, free_port
+from longshore._dev_server import await_address
 
 POSTGRES = os.environ.get("LONGSHORE_TEST_DATABASE_URL")
+ON_POSTGRES = os.environ.get("LONGSHORE_TEST_POSTGRES") or "full"
+#: How long a test waits for what must happen, in seconds. Only a fault takes this long, however slow the machine is.
+LIMIT = 120.0
 
 
 @dataclass
@@ -35,7 +39,7 @@ class RunningServer:
     def check(self) -> None:
         """Asserts that the tables are consistent."""
         command = [self.binary, "check", "--database-url", server_url(self.database_url), "--config", ""]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment())
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=clean_environment())
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -60,30 +64,29 @@ def serving(engine: str, folder: Path, *arguments: str, database: str | None = N
         is_sqlite = engine == "sqlite"
         file = f"sqlite:{folder}/queue.db" if is_sqlite else None
         database_url = file or database or stack.enter_context(new_database())
-        port = free_port()
         command = [
             str(binary),
             "serve",
             "--migrate",
             "--bind",
-            f"127.0.0.1:{port}",
+            "127.0.0.1:0",
             "--database-url",
             server_url(database_url),
         ]
         command += ["--sweep-interval", "200ms", "--recovery-delay", "10ms", "--max-interruptions", "20", *arguments]
         log = folder / "server.log"
         with log.open("ab") as output:
+            start = output.tell()
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, cwd=folder, env=clean_environment(LONGSHORE_CONFIG="")
             )
         try:
-            url = f"http://127.0.0.1:{port}"
-            await_server(url, process, log)
+            url = await_address(process, log, start, LIMIT)
             yield RunningServer(engine, url, database_url, folder, str(binary))
         finally:
             process.terminate()
             try:
-                process.wait(15)
+                process.wait(LIMIT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -107,6 +110,22 @@ def new_database() -> Iterator[str]:
 
 
 ENGINES = ["sqlite", *(["postgres"] if POSTGRES else [])]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what does not run on Postgres."""
+    assert ON_POSTGRES in ("full", "smoke"), f"LONGSHORE_TEST_POSTGRES: `{ON_POSTGRES}` is invalid; use full or smoke"
+    if ON_POSTGRES == "full":
+        return
+
+    def is_left_out(item: pytest.Item) -> bool:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        is_on_postgres = "postgres" in (parameters.get("server"), parameters.get("engine"))
+        return is_on_postgres and item.get_closest_marker("smoke") is None
+
+    left_out = [item for item in items if is_left_out(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session", params=ENGINES)
@@ -147,7 +166,7 @@ def running(ls: Longshore) -> Iterator[Callable[..., Worker]]:
         worker = app.worker(**{"grace": 5.0, **settings})
         worker.start()
         workers.append(worker)
-        assert worker.wait_until_registered()
+        assert worker.wait_until_registered(LIMIT)
         return worker
 
     yield start
@@ -155,7 +174,7 @@ def running(ls: Longshore) -> Iterator[Callable[..., Worker]]:
         worker.stop()
 
 
-def eventually(condition: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:
+def eventually(condition: Callable[[], Any], what: str, timeout: float = LIMIT) -> Any:
     """Waits until the condition holds, and returns its value."""
     deadline = time.monotonic() + timeout
     while True:
@@ -192,7 +211,7 @@ class Program:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = LIMIT) -> int:
         assert self.process is not None
         return self.process.wait(timeout)
 

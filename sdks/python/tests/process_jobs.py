@@ -36,14 +36,14 @@ def fails() -> None:
 
 @ls.job("process_waits", process=True)
 def waits(ctx: SyncContext) -> None:
-    ctx.cancelled.wait(60)
+    ctx.cancelled.wait(3600)
     ctx.raise_if_cancelled()
 
 
 @ls.job("process_steps", process=True)
 def steps(ctx: SyncContext) -> list[Any]:
     ctx.progress({"done": 1})
-    once = ctx.step("once", lambda: [ctx.lease_no, "done"])
+    once = ctx.step("once", lambda: [ctx.attempt, "done"])
     ctx.sleep("nap", 0)
     return [ctx.attempt, once]
 
@@ -84,9 +84,9 @@ def sets_context() -> str:
 @ls.job("process_signals", process=True)
 def signals() -> int:
     """How a program that a handler starts reacts to SIGTERM."""
-    program = subprocess.Popen(["sleep", "30"])
+    program = subprocess.Popen(["sleep", "120"])  # ends with 0, if it ignores the signal
     program.terminate()
-    return program.wait(10)
+    return program.wait()
 
 
 @ls.job("process_ignores", process=True)

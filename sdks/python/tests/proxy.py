@@ -23,6 +23,8 @@ class Proxy:
         self._is_silent = threading.Event()
         #: How many replies were cut.
         self.cut = 0
+        #: How many connections are open.
+        self.open = 0
         self._sockets: list[socket.socket] = []
 
     def __enter__(self) -> Proxy:
@@ -93,6 +95,8 @@ class Proxy:
             for connection in (client, server):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets += [client, server]
+            with self._lock:
+                self.open += 1
             threading.Thread(target=self._copy, args=(client, server, False), daemon=True).start()
             threading.Thread(target=self._copy, args=(server, client, True), daemon=True).start()
 
@@ -107,6 +111,9 @@ class Proxy:
         for connection in (source, target):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+        if not is_reply:
+            with self._lock:
+                self.open -= 1
 
     def _must_cut(self) -> bool:
         with self._lock:

@@ -15,7 +15,7 @@ import pytest
 
 from longshore import Longshore
 
-from .conftest import RunningServer, clean_environment
+from .conftest import LIMIT, RunningServer, clean_environment
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -42,7 +42,7 @@ def test_quickstart(server: RunningServer) -> None:
         env=clean_environment(LONGSHORE_SERVER=server.url),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=3 * LIMIT,
     )
     assert done.stdout.strip() == "{'sent_to': 'ada@example.com', 'attempt': '1'}", done.stderr
 
@@ -55,13 +55,13 @@ def test_fastapi(environment: RunningServer, monkeypatch: pytest.MonkeyPatch) ->
     with testclient.TestClient(example.app, raise_server_exceptions=False) as client:
         announced = example.ls.worker(queues=["nothing-here"])
         with announced:
-            assert announced.wait_until_registered()
+            assert announced.wait_until_registered(LIMIT)
         job = client.post("/signups", json={"email": "ada@example.com"}).json()["job"]
         assert client.post("/signups", json={"email": "ada@example.com"}).json()["job"] == job
-        assert ls.sync.result(job, timeout=20) == {"sent_to": "ada@example.com"}
+        assert ls.sync.result(job, timeout=LIMIT) == {"sent_to": "ada@example.com"}
         assert client.get(f"/jobs/{job}").json()["status"] == "succeeded"
         created = client.post("/users", json={"email": "bob@example.com"}).json()["job"]
-        assert ls.sync.result(created, timeout=20) == {"sent_to": "bob@example.com"}
+        assert ls.sync.result(created, timeout=LIMIT) == {"sent_to": "bob@example.com"}
         before = len(ls.sync.list_jobs(kind="welcome").jobs)
         assert client.post("/users", json={"email": "bob@example.com"}).status_code == 500
         assert len(ls.sync.list_jobs(kind="welcome").jobs) == before
@@ -71,10 +71,10 @@ def test_flask(environment: RunningServer) -> None:
     pytest.importorskip("flask")
     example: Any = importlib.import_module("flask_app")
     with example.ls.worker() as worker:
-        assert worker.wait_until_registered()
+        assert worker.wait_until_registered(LIMIT)
         client = example.app.test_client()
         job = client.post("/reports", json={"month": "2030-01"}).get_json()["job"]
-        assert Longshore(environment.url).sync.result(job, timeout=20) == {"rows": 45}
+        assert Longshore(environment.url).sync.result(job, timeout=LIMIT) == {"rows": 45}
         assert client.get(f"/reports/{job}").get_json()["status"] == "succeeded"
 
 
@@ -87,9 +87,9 @@ def test_django(environment: RunningServer) -> None:
         from django_shop.jobs import ls
 
         with ls.worker() as worker:
-            worker.wait_until_registered()
+            worker.wait_until_registered(120)
             job = Client().post("/orders/7").json()["job"]
-            print(ls.sync.result(job, timeout=30))
+            print(ls.sync.result(job, timeout=120))
             try:
                 Client().post("/orders/7")
             except Exception as error:
@@ -107,6 +107,6 @@ def test_django(environment: RunningServer) -> None:
         ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=3 * LIMIT,
     )
     assert done.stdout.split("\n")[:3] == ["confirmed 7", "IntegrityError", "1"], done.stdout + done.stderr

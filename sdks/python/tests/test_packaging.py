@@ -17,7 +17,7 @@ import pytest
 
 from longshore import Longshore, find_binary
 
-from .conftest import RunningServer, clean_environment, eventually
+from .conftest import LIMIT, RunningServer, clean_environment, eventually
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,13 +67,13 @@ def test_the_command_runs_an_application_and_reloads_it(server: RunningServer, q
         )
     try:
         eventually(lambda: is_known(ls, kind), "the worker registers")
-        assert job.enqueue_sync().result_sync(20) == 41
+        assert job.enqueue_sync().result_sync(LIMIT) == 41
         write_app(tmp_path, kind, queue, 42)
         os.utime(tmp_path / "shop.py", (time.time() + 5, time.time() + 5))
         eventually(lambda: b"restarting" in log.read_bytes(), "the worker restarts")
-        assert job.enqueue_sync().result_sync(20) == 42
+        assert job.enqueue_sync().result_sync(LIMIT) == 42
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, log.read_text()
+        assert process.wait(LIMIT) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()
@@ -92,7 +92,7 @@ def test_a_thread_that_a_handler_left_behind_does_not_keep_the_process(
         @ls.job("thread-{queue}", queue="{queue}")
         async def job() -> int:
             pathlib.Path("started").touch()
-            await asyncio.to_thread(time.sleep, 60)
+            await asyncio.to_thread(time.sleep, 3600)
         """)
     )
     ls = Longshore(server.url)
@@ -105,7 +105,7 @@ def test_a_thread_that_a_handler_left_behind_does_not_keep_the_process(
         job.enqueue_sync()
         eventually((tmp_path / "started").exists, "the job runs")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(LIMIT) == 0
     finally:
         process.kill()
         process.wait()
@@ -125,7 +125,12 @@ def test_the_command_says_what_is_wrong(arguments: list[str], message: str, tmp_
     write_app(tmp_path, "answer", "default", 1)
     (tmp_path / "broken.py").write_text("import a_module_that_does_not_exist")
     done = subprocess.run(
-        worker_command(*arguments), cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=30
+        worker_command(*arguments),
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
     )
     assert done.returncode == 1
     assert message in done.stderr
@@ -138,7 +143,7 @@ def test_arguments_that_are_invalid_are_named(tmp_path: Path) -> None:
         (["shop:ls"], {"WORKER_CONCURRENCY": "many"}, "--concurrency: invalid int value: 'many'"),
     ]:
         command, clean = worker_command(*arguments), clean_environment(**environment)
-        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 2
         assert message in done.stderr
 
@@ -149,7 +154,7 @@ def test_a_package_without_a_server_says_how_to_get_one(tmp_path: Path) -> None:
         env=clean_environment(PATH=str(tmp_path)),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=LIMIT,
     )
     assert done.returncode == 127
     assert "set LONGSHORE_BIN" in done.stderr
@@ -158,7 +163,7 @@ def test_a_package_without_a_server_says_how_to_get_one(tmp_path: Path) -> None:
 def test_the_wheel_without_a_server_and_the_sdist_are_built(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     command = [sys.executable, str(ROOT / "tools" / "build_wheel.py"), "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=5 * LIMIT)
     assert done.returncode == 0, done.stderr
     names = sorted(path.name for path in tmp_path.iterdir())
     assert [re.sub(r"\d+\.\d+\.\d+", "V", name) for name in names] == [
@@ -175,7 +180,7 @@ def test_the_wheel_provides_sdk_worker_and_server(tmp_path: Path) -> None:
         [sys.executable, str(ROOT / "tools" / "build_wheel.py"), "--binary", str(binary), "--out", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=5 * LIMIT,
     )
     assert build.returncode == 0, build.stderr
     [wheel] = tmp_path.glob("longshore-*.whl")
@@ -183,11 +188,11 @@ def test_the_wheel_provides_sdk_worker_and_server(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"
     install = [str(programs / "pip"), "install", "--quiet", "--no-index", str(wheel)]
-    assert subprocess.run(install, timeout=300).returncode == 0
+    assert subprocess.run(install, timeout=5 * LIMIT).returncode == 0
     environment = clean_environment(PATH=f"{programs}:/usr/bin:/bin")
     environment.pop("PYTHONPATH", None)
     version = subprocess.run(
-        [str(programs / "longshore"), "--version"], env=environment, capture_output=True, timeout=30
+        [str(programs / "longshore"), "--version"], env=environment, capture_output=True, timeout=LIMIT
     )
     assert version.stdout.startswith(b"longshore ")
     write_app(tmp_path, "answer", "default", 42)
@@ -200,10 +205,10 @@ def test_the_wheel_provides_sdk_worker_and_server(tmp_path: Path) -> None:
             worker = subprocess.Popen([sys.argv[1], "shop:ls"], env={"LONGSHORE_SERVER": server.url})
             ls.configure(server.url)
             with ls.worker(queues=["nothing-here"]) as announcing:
-                announcing.wait_until_registered()
-            print(answer.enqueue_sync().result_sync(30))
+                announcing.wait_until_registered(120)
+            print(answer.enqueue_sync().result_sync(120))
             worker.terminate()
-            assert worker.wait(30) == 0
+            assert worker.wait(120) == 0
     """
     (tmp_path / "try.py").write_text(textwrap.dedent(script))
     done = subprocess.run(
@@ -212,6 +217,6 @@ def test_the_wheel_provides_sdk_worker_and_server(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=5 * LIMIT,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "42"), done.stderr

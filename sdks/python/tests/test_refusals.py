@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from longshore import (
 from longshore._attempt import Attempt
 from longshore._backend import WorkerBackend
 
-from .conftest import eventually
+from .conftest import LIMIT, eventually
 from .fake_server import DEAD, UNAVAILABLE, Answer, FakeServer, leased_job
 
 
@@ -51,7 +52,7 @@ def test_a_worker_that_is_declared_dead_during_steps_registers_again() -> None:
 
         def answer(path: str, body: dict[str, Any]) -> Answer:
             if body.get("steps") and "worker_id" in body:
-                third_waits.wait(20)
+                third_waits.wait(LIMIT)
                 return DEAD
             return None
 
@@ -69,7 +70,17 @@ def test_a_worker_that_is_declared_dead_during_steps_registers_again() -> None:
         assert not any(body.get("steps") or body.get("settle") for body in server.registrations())
 
 
-def test_errors_do_not_make_a_worker_call_again_at_once() -> None:
+@pytest.mark.parametrize("concurrency", [1, 2], ids=["waiting for cancels", "waiting for work"])
+def test_errors_do_not_make_a_worker_call_again_at_once(concurrency: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    really_sleep = time.sleep
+
+    def sleep(seconds: float) -> None:
+        if threading.current_thread().name.startswith(("longshore-exchange", "longshore-cancels")):
+            pauses.append(seconds)
+        really_sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
     with FakeServer([leased_job("work")]) as server:
         app = Longshore(server.url)
         started, done = threading.Event(), threading.Event()
@@ -77,21 +88,25 @@ def test_errors_do_not_make_a_worker_call_again_at_once() -> None:
         @app.job()
         def work() -> None:
             started.set()
-            done.wait(20)
+            done.wait(LIMIT)
+
+        refused: list[str] = []
 
         def answer(path: str, body: dict[str, Any]) -> Answer:
-            return UNAVAILABLE if started.is_set() else None
+            if path != "/leases" or not started.is_set():
+                return None
+            refused.append(path)
+            return UNAVAILABLE
 
         server.answer = answer
-        with app.worker(concurrency=1, grace=0.1):
-            assert started.wait(20)
-            before = len(server.calls)
-            eventually(lambda: len(server.calls) > before + 3, "it calls again")
-            threading.Event().wait(1.0)
-            calls = len(server.calls) - before
+        with app.worker(concurrency=concurrency, grace=0.1):
+            assert started.wait(LIMIT)
+            eventually(lambda: len(refused) >= 6, "it calls again")
+            calls = len(refused)
+            # Each of the three threads may be about to pause after its last call.
+            assert len([pause for pause in pauses if pause >= 0.05]) >= calls - 3
             server.answer = lambda path, body: None
             done.set()
-        assert calls < 60, "without pauses, it makes thousands of calls"
 
 
 def test_a_cancel_that_arrives_before_its_job_is_not_lost() -> None:
@@ -115,24 +130,43 @@ def settled(server: FakeServer) -> list[dict[str, Any]]:
     return [settle for _, body in server.calls for settle in body.get("settle", ())]
 
 
-def test_a_call_of_a_cancelled_handler_is_repeated_with_pauses() -> None:
+class FakeTime:
+    """A clock that only pauses move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def test_a_call_of_a_cancelled_handler_is_repeated_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr("longshore._http.time", clock)
+    monkeypatch.setattr("longshore._backend.time", clock)
     with FakeServer() as server:
         app = Longshore(server.url)
 
         @app.job()
         async def work() -> None: ...
 
-        worker = app.worker(stale_after=3.0)
+        worker = app.worker(stale_after=60)  # how long calls are repeated
         worker._exchange.worker_id = "w"
-        worker._exchange.registration.stale_after = 1.0  # how long calls are repeated
         server.answer = lambda path, body: UNAVAILABLE
         attempt = Attempt(leased_job("work"), work)
         attempt.cancellation.set("cancel")
         backend = WorkerBackend(worker._exchange)
         with pytest.raises(LongshoreError, match="the database does not answer"):
-            backend.wait(attempt, [{"name": "w", "within_seconds": 1}]).result(20)
+            backend.wait(attempt, [{"name": "w", "within_seconds": 1}]).result(LIMIT)
         backend.close()
-        assert 1 < len(server.calls) < 30, "without pauses, it makes thousands of calls"
+        assert len(server.calls) == len(clock.pauses) + 1
+        assert min(clock.pauses) >= 0.05
+        assert 50 < clock.now < 60
         assert attempt.waits == 0, "the loss of the lease would be ignored"
 
 
@@ -153,11 +187,11 @@ def test_a_report_that_is_rejected_is_replaced_by_a_failure(
 
     running()
     with pytest.raises(JobFailed, match="the end of the attempt was rejected: delay_seconds: -1 is out of range"):
-        snoozes.enqueue_sync().result_sync(20)
+        snoozes.enqueue_sync().result_sync(LIMIT)
     with pytest.raises(JobFailed, match="the end of the attempt was rejected: retry_after_seconds"):
-        retries.enqueue_sync().result_sync(20)
+        retries.enqueue_sync().result_sync(LIMIT)
     with pytest.raises(JobFailed, match="the result cannot be stored: result: a string contains a NUL"):
-        nul.enqueue_sync().result_sync(20)
+        nul.enqueue_sync().result_sync(LIMIT)
 
 
 def test_any_error_text_can_be_reported(ls: Longshore, queue: str, running: Callable[..., Worker]) -> None:
@@ -176,7 +210,7 @@ def test_any_error_text_can_be_reported(ls: Longshore, queue: str, running: Call
     # With OpenTelemetry, the span of the handler reads the text too, and raises the error of `__str__`.
     for which, message in [*expected, ("mute", "Mute|no text")]:
         with pytest.raises(JobFailed, match=message):
-            fails.enqueue_sync(which=which).result_sync(20)
+            fails.enqueue_sync(which=which).result_sync(LIMIT)
 
 
 def test_a_result_of_any_size_is_refused_and_delays_no_other(
@@ -197,11 +231,11 @@ def test_a_result_of_any_size_is_refused_and_delays_no_other(
     # More than the server reads of a body, and more levels than it can parse: it refuses the whole call.
     bad = [huge.enqueue_sync(size=20 << 20), deep.enqueue_sync(levels=400)]
     good = [huge.enqueue_sync(size=n) for n in range(20)]
-    assert [len(handle.result_sync(30)) for handle in good] == list(range(20))
+    assert [len(handle.result_sync(LIMIT)) for handle in good] == list(range(20))
     with pytest.raises(JobFailed, match="result: 20971522 bytes of JSON exceed the limit of 1048576"):
-        bad[0].result_sync(30)
+        bad[0].result_sync(LIMIT)
     with pytest.raises(JobFailed, match="the result cannot be stored"):
-        bad[1].result_sync(30)
+        bad[1].result_sync(LIMIT)
 
 
 def test_a_success_whose_follow_ups_are_refused_is_retried(
@@ -220,22 +254,40 @@ def test_a_success_whose_follow_ups_are_refused_is_retried(
     running()
     handle = work.enqueue_sync()
     with pytest.raises(JobFailed, match="the follow-up jobs cannot be stored"):
-        handle.result_sync(20)
+        handle.result_sync(LIMIT)
     assert handle.get_sync()["attempts"] == 2
 
 
-def test_progress_that_is_refused_costs_no_lease(ls: Longshore, queue: str, running: Callable[..., Worker]) -> None:
-    @ls.job(f"progress-{queue}", queue=queue)
-    def work(n: int, *, ctx: SyncContext) -> tuple[int, str | None]:
-        # The server refuses every renewal with a report of the first job, and one with all of the others together.
-        for round in range(400 if n == 0 else 8):
-            ctx.progress("\x00" if n == 0 else str(round) * 60_000)
-            ctx.cancelled.wait(0.01 if n == 0 else 0.5)
-        return ctx.lease_no, ctx.cancelled.reason
+def test_progress_that_is_refused_costs_no_lease(
+    ls: Longshore, queue: str, running: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enough = threading.Event()
 
-    running(concurrency=30, stale_after=3.0)
+    @ls.job(f"progress-{queue}", queue=queue)
+    def work(n: int, *, ctx: SyncContext) -> str | None:
+        # The server refuses every renewal with a report of the first job, and one with all of the others together.
+        while not enough.is_set():
+            ctx.progress("\x00" if n == 0 else str(n) * 30_000)
+            ctx.cancelled.wait(0.01)
+        return ctx.cancelled.reason
+
+    worker = running(concurrency=30)
+    exchange = worker._exchange
+    renew = exchange._renew
+    renewals: list[bool] = []
+
+    def counting(connection: Any, worker_id: str, progress: dict[str, Any]) -> None:
+        sent = time.monotonic()
+        renew(connection, worker_id, progress)
+        if any('"\\u0000"' in text for _, text in progress.values()):
+            renewals.append(exchange._last_acknowledged >= sent)
+
+    monkeypatch.setattr(exchange, "_renew", counting)
     handles = [work.enqueue_sync(n=n) for n in range(30)]
-    assert [handle.result_sync(30) for handle in handles] == [(1, None)] * 30
+    eventually(lambda: len(renewals) >= 5, "renewals with the progress that is refused")
+    enough.set()
+    assert [handle.result_sync(LIMIT) for handle in handles] == [None] * 30
+    assert all(renewals), "the leases were not renewed"
 
 
 def test_no_step_starts_after_its_lease_is_lost() -> None:
@@ -271,5 +323,5 @@ def test_an_error_in_a_task_group_counts_as_if_it_were_raised_directly(
     running()
     handle = work.enqueue_sync()
     with pytest.raises(JobFailed, match="hopeless"):
-        handle.result_sync(20)
+        handle.result_sync(LIMIT)
     assert handle.get_sync()["attempts"] == 1

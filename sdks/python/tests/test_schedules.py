@@ -18,6 +18,7 @@ def stored(ls: Longshore, name: str) -> Any:
     return next((schedule for schedule in ls.sync.schedules() if schedule["name"] == name), None)
 
 
+@pytest.mark.smoke
 def test_a_worker_stores_the_schedules_of_its_kinds_after_it_has_registered_them(ls: Longshore, queue: str) -> None:
     kind, other = f"new-{queue}", f"other-{queue}"
 

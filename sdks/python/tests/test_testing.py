@@ -27,6 +27,8 @@ from longshore import (
     testing,
 )
 
+from .conftest import LIMIT
+
 ls = Longshore("http://127.0.0.1:1", retry_for=0)
 calls: list[Any] = []
 
@@ -238,7 +240,7 @@ def either(request: pytest.FixtureRequest, queue: str) -> Iterator[tuple[Longsho
         return
     app.configure(request.getfixturevalue("longshore_server"))
     with app.worker(queues=[f"nothing-{queue}"]) as worker:  # makes the kind known
-        assert worker.wait_until_registered()
+        assert worker.wait_until_registered(LIMIT)
     yield app, number
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from longshore import Longshore, LongshoreError, Unauthorized
 
-from .conftest import clean_environment, eventually, serving
+from .conftest import LIMIT, clean_environment, eventually, serving
 
 CreateToken = Callable[..., str]
 
@@ -24,7 +24,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Cre
         def create(*arguments: str) -> str:
             command = [server.binary, "tokens", "create", "test", *arguments, "--json"]
             command += ["--database-url", server.database_url, "--config", ""]
-            done = subprocess.run(command, capture_output=True, check=True, env=clean_environment(), timeout=30)
+            done = subprocess.run(command, capture_output=True, check=True, env=clean_environment(), timeout=LIMIT)
             return str(json.loads(done.stdout)["token"])
 
         yield server.url, create
@@ -56,12 +56,12 @@ def test_tokens_with_scopes_are_enough(secured: tuple[str, CreateToken]) -> None
     worker_app = define(url, worker_token, "mail")
     client = define(url, client_token, "mail")
     with worker_app.worker() as worker:
-        assert worker.wait_until_registered()
-        assert client.registry["secured"].enqueue_sync(n=1).result_sync(20) == 2
+        assert worker.wait_until_registered(LIMIT)
+        assert client.registry["secured"].enqueue_sync(n=1).result_sync(LIMIT) == 2
     # A token of another queue may work too, although it cannot change how the kind is described.
     other = define(url, create("--scope", "work", "--queue", "other"), "other")
     with other.worker() as worker:
-        assert worker.wait_until_registered()
+        assert worker.wait_until_registered(LIMIT)
 
 
 def test_a_worker_stores_schedules_with_the_scope_operate_and_works_without_it(
