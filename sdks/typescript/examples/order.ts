@@ -39,8 +39,8 @@ const order = ls.job("order", { queue }, async (input: { number: number }, ctx) 
 });
 
 const stop = new AbortController();
-// A killed worker is replaced after 3 s instead of a minute.
-const working = ls.work({ queues: [queue], staleAfter: 3, signal: stop.signal });
+// A killed worker is replaced after 15 s instead of a minute.
+const working = ls.work({ queues: [queue], staleAfter: 15, signal: stop.signal });
 const handle = await untilRegistered(() => order.enqueue({ number }, { idempotencyKey: `order-${number}` }));
 // In real life, a person does this days later.
 while ((await ls.steps(handle.id)).length === 0) await pause(10);

@@ -37,6 +37,14 @@ export async function sendUntilAnswered(
   }
 }
 
+/**
+ * Whether a worker that got no response for this long has to stop its jobs. The server gives them to others when
+ * `staleAfter` is over, and the handlers need time to stop.
+ */
+export function isCutOff(silentMs: number, staleAfterSeconds: number): boolean {
+  return silentMs > staleAfterSeconds * 750;
+}
+
 /** Whether a repetition of the call would be refused as well. */
 export function isFinal(status: number): boolean {
   return status >= 300 && status < 500 && status !== 429 && status !== 408;

@@ -12,7 +12,7 @@ export interface DevOptions {
   dataDir?: string | undefined;
   /** More arguments for `longshore dev`. */
   args?: string[] | undefined;
-  /** How many seconds the start may take; 20 by default. */
+  /** How many seconds the start may take; 60 by default. */
   timeout?: number | undefined;
 }
 
@@ -38,7 +38,7 @@ export async function startDev(options: DevOptions = {}): Promise<DevServer> {
     if (options.dataDir === undefined) await rm(folder, { recursive: true, force: true });
   };
   try {
-    return { url: await listening(child, options.timeout ?? 20), stop };
+    return { url: await listening(child, options.timeout ?? 60), stop };
   } catch (error) {
     await stop();
     throw error;
@@ -73,7 +73,7 @@ async function end(child: ChildProcess): Promise<void> {
   if (child.exitCode !== null || child.signalCode !== null) return;
   const ended = new Promise<void>((resolve) => child.once("exit", () => resolve()));
   child.kill("SIGTERM");
-  const timer = setTimeout(() => child.kill("SIGKILL"), 5_000);
+  const timer = setTimeout(() => child.kill("SIGKILL"), 60_000);
   await ended;
   clearTimeout(timer);
 }

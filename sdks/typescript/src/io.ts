@@ -6,7 +6,7 @@
 
 import { hostname } from "node:os";
 import { parentPort, workerData } from "node:worker_threads";
-import { isFinal, NOT_JSON, parseReply, sendUntilAnswered, tooLarge } from "./calls.js";
+import { isCutOff, isFinal, NOT_JSON, parseReply, sendUntilAnswered, tooLarge } from "./calls.js";
 import { errorFromReply, type LongshoreError } from "./errors.js";
 import { type FromIo, type HandlerCall, type IoSettings, SLOTS, type ToIo, tryRelease } from "./messages.js";
 import { Connections, NoReplyError, type Reply, sleep } from "./transport.js";
@@ -673,16 +673,13 @@ class Exchange {
   /** Stops the jobs if the worker could not renew for so long that others may take them soon. */
   #watch(): void {
     const silentMs = performance.now() - this.#lastAck;
-    if (
-      this.#workerId !== undefined &&
-      this.#unended > 0 &&
-      silentMs > this.#settings.staleAfterSeconds * 750
-    ) {
+    const cutOff = isCutOff(silentMs, this.#settings.staleAfterSeconds);
+    if (this.#workerId !== undefined && this.#unended > 0 && cutOff) {
       this.#log("error", `no renewal for ${Math.round(silentMs / 1000)} s; the jobs of this worker stop`);
       this.#loseAll();
     }
     // A token that was revoked does not become valid again. Ends that are not stored yet got their chance.
-    if (this.#denied && silentMs > this.#settings.staleAfterSeconds * 750) {
+    if (this.#denied && cutOff) {
       const { slug, message, status } = this.#denied;
       this.#post({ what: "failed", slug, message, status: status ?? 0 });
     }

@@ -2,7 +2,6 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { test } from "node:test";
 import { promisify } from "node:util";
 import { findBinary } from "../src/binary.js";
 import { AccessError, Longshore } from "../src/index.js";
@@ -19,8 +18,8 @@ async function token(server: Server, scopes: string[], queue?: string): Promise<
 }
 
 onEachEngine(
-  (server) => {
-    test("a worker and a client with tokens work together", async () => {
+  ({ server, smoke, test }) => {
+    smoke("a worker and a client with tokens work together", async () => {
       const queue = unique("queue");
       const worker = new Longshore({
         server: server().url,

@@ -1,20 +1,18 @@
 /** The examples run. `order` has a test of its own. */
 
 import assert from "node:assert/strict";
-import { test } from "node:test";
 import pg from "pg";
 import { client, endProcess, onEachEngine, startProgram, unique } from "./support.js";
 
-onEachEngine((server, engine) => {
+onEachEngine(({ server, engine, smoke, test }) => {
   test("quickstart greets", async () => {
     const program = startProgram("examples/quickstart", { LONGSHORE_SERVER: server().url });
     assert.equal(await program.ended, 0, program.errors);
     assert.deepEqual(program.lines, ["Hello Ada"]);
   });
 
-  test("the Express application enqueues in a request and in a transaction", {
-    skip: engine === "sqlite" ? "needs Postgres" : false,
-  }, async () => {
+  if (engine === "sqlite") return; // it needs Postgres
+  smoke("the Express application enqueues in a request and in a transaction", async () => {
     const db = new pg.Client({ connectionString: server().databaseUrl });
     await db.connect();
     await db.query("create table users (email text primary key)");

@@ -5,10 +5,10 @@ import { readFileSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { test } from "node:test";
 import {
   client,
   endProcess,
+  LIMIT,
   onEachEngine,
   type Program,
   type Server,
@@ -21,8 +21,8 @@ const JOBS = 5_000;
 const KILLS = 5;
 const PROCESSES = 2;
 
-onEachEngine((server) => {
-  test(`${JOBS} jobs under ${KILLS} kills: nothing is lost, nothing is settled twice`, async () => {
+onEachEngine(({ server, smoke }) => {
+  smoke(`${JOBS} jobs under ${KILLS} kills: nothing is lost, nothing is settled twice`, async () => {
     const folder = await mkdtemp(join(tmpdir(), "longshore-kills-"));
     const effects = join(folder, "effects");
     const queue = unique("queue");
@@ -54,7 +54,7 @@ onEachEngine((server) => {
       await note.enqueueMany(Array.from({ length: JOBS }, (_, n) => `note-${n}`));
       for (let kill = 1; kill <= KILLS; kill += 1) {
         const enough = (JOBS / (KILLS + 2)) * kill;
-        await until(`${enough} runs`, () => ran().length >= enough, 120);
+        await until(`${enough} runs`, () => ran().length >= enough, 10 * LIMIT);
         const victim = programs.shift();
         assert.ok(victim);
         await endProcess(victim.child, "SIGKILL");
@@ -65,7 +65,7 @@ onEachEngine((server) => {
           return true;
         return false;
       };
-      await until("all jobs to end", async () => !(await live()), 60);
+      await until("all jobs to end", async () => !(await live()), 10 * LIMIT);
       for (const program of programs) program.child.kill("SIGTERM");
       for (const program of programs) assert.equal(await program.ended, 0, program.errors);
 

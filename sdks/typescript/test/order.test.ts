@@ -4,15 +4,14 @@ import assert from "node:assert/strict";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { test } from "node:test";
-import { endProcess, onEachEngine, startProgram, until } from "./support.js";
+import { endProcess, onEachEngine, signOff, startProgram, until } from "./support.js";
 
 /** One charge, ten parcels, one notification. */
 const REQUESTS = 12;
 /** How many orders run at once. */
 const AT_ONCE = 4;
 
-onEachEngine((server) => {
+onEachEngine(({ server, test }) => {
   test("the order continues wherever it is killed", async () => {
     const folder = await mkdtemp(join(tmpdir(), "longshore-order-"));
     const env = { LONGSHORE_SERVER: server().url };
@@ -27,10 +26,10 @@ onEachEngine((server) => {
         await until(
           `${enough} requests`,
           () => killed.lines.length >= enough || killed.child.exitCode !== null,
-          60,
         );
         await endProcess(killed.child, "SIGKILL");
         await killed.ended;
+        await signOff(server(), killed);
         requests.push(...killed.lines);
       }
       const before = requests.length;

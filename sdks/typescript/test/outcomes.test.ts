@@ -8,7 +8,7 @@ import { Fail } from "../src/index.js";
 import { optionsOfThread } from "../src/worker.js";
 import { client, onEachEngine, signal, unique, until, withWorker } from "./support.js";
 
-onEachEngine((server) => {
+onEachEngine(({ server, test }) => {
   test("whatever a handler throws ends its attempt with a message", async () => {
     const ls = client(server());
     const queue = unique("queue");
@@ -36,7 +36,7 @@ onEachEngine((server) => {
     });
     await withWorker(ls, { queues: [queue] }, async () => {
       const handles = await job.enqueueMany(thrown.keys());
-      const ended = await Promise.all(handles.map((handle) => handle.wait({ timeout: 20 })));
+      const ended = await Promise.all(handles.map((handle) => handle.wait()));
       for (const [index, { status, lastError }] of ended.entries()) {
         const [name, , message] = thrown[index]!;
         assert.equal(status, "failed_permanent", name);
@@ -91,7 +91,7 @@ onEachEngine((server) => {
       const handle = await job.enqueue();
       await started.promise;
       await handle.cancel();
-      assert.equal((await handle.wait({ timeout: 20 })).status, "cancelled");
+      assert.equal((await handle.wait()).status, "cancelled");
       release.resolve();
     });
   });
@@ -109,11 +109,11 @@ onEachEngine((server) => {
     const small = ls.job(unique("small"), { queue }, async (text: string) => text);
     await withWorker(ls, { queues: [queue] }, async (log) => {
       for (const job of [result, step, event]) {
-        const ended = await (await job.enqueue()).wait({ timeout: 30 });
+        const ended = await (await job.enqueue()).wait();
         assert.equal(ended.status, "failed_permanent");
         assert.match(ended.lastError ?? "", /bytes of JSON are more than the server accepts/);
       }
-      assert.equal(await (await small.enqueue("a")).result({ timeout: 10 }), "a");
+      assert.equal(await (await small.enqueue("a")).result(), "a");
       assert.deepEqual(
         log.filter(({ message }) => message.includes("trying again")),
         [],
@@ -135,9 +135,9 @@ onEachEngine((server) => {
       const handle = await noisy.enqueue();
       await until("a warning", () => log.some(({ message }) => message.includes("progress")));
       const others = await other.enqueueMany([1, 2, 3]);
-      assert.deepEqual(await Promise.all(others.map((each) => each.result({ timeout: 20 }))), [1, 2, 3]);
+      assert.deepEqual(await Promise.all(others.map((each) => each.result())), [1, 2, 3]);
       done.resolve();
-      assert.equal(await handle.result({ timeout: 20 }), "noisy");
+      assert.equal(await handle.result(), "noisy");
     });
   });
 
@@ -162,7 +162,7 @@ onEachEngine((server) => {
       });
       const handles = await fail.enqueueMany([undefined, undefined]);
       for (const handle of handles) {
-        assert.equal((await handle.wait({ timeout: 20 })).status, "failed_permanent");
+        assert.equal((await handle.wait()).status, "failed_permanent");
       }
       stop.abort();
       await working;

@@ -1,12 +1,11 @@
 /** Durable steps, waits, children and flows against a real server. */
 
 import assert from "node:assert/strict";
-import { test } from "node:test";
 import { Cancel, Fail } from "../src/index.js";
 import { CuttingProxy, client, onEachEngine, unique, until, withWorker } from "./support.js";
 
-onEachEngine((server) => {
-  test("a step that is done is not repeated", async () => {
+onEachEngine(({ server, smoke, test }) => {
+  smoke("a step that is done is not repeated", async () => {
     const ls = client(server());
     const queue = unique("queue");
     const done: string[] = [];
@@ -41,7 +40,7 @@ onEachEngine((server) => {
     });
   });
 
-  test("sleeps and events suspend the job, which occupies no slot", async () => {
+  smoke("sleeps and events suspend the job, which occupies no slot", async () => {
     const ls = client(server());
     const queue = unique("queue");
     let attempts = 0;
@@ -181,7 +180,7 @@ onEachEngine((server) => {
     });
   });
 
-  test("children are spawned once, and join returns how they ended", async () => {
+  smoke("children are spawned once, and join returns how they ended", async () => {
     const ls = client(server());
     const queue = unique("queue");
     const parcel = ls.job(unique("parcel"), { queue, maxAttempts: 1 }, async (n: number) => {
@@ -259,7 +258,7 @@ onEachEngine((server) => {
     }
   });
 
-  test("a task of a flow reads the results of the tasks before it", async () => {
+  smoke("a task of a flow reads the results of the tasks before it", async () => {
     const ls = client(server());
     const queue = unique("queue");
     const fetched = ls.job(unique("fetch"), { queue }, async (url: string) => ({ url, size: url.length }));

@@ -5,7 +5,7 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { connect, createServer, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { after, before, describe } from "node:test";
+import { after, before, describe, test as nodeTest } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import pg from "pg";
@@ -14,6 +14,8 @@ import { type LogEntry, Longshore, type WorkOptions } from "../src/index.js";
 
 export type Engine = "sqlite" | "postgres";
 const superuser = process.env["LONGSHORE_TEST_DATABASE_URL"];
+/** How long a test waits for what must happen, in seconds. Only a fault takes this long, however slow the machine is. */
+export const LIMIT = 120;
 export const engines: Engine[] = superuser === undefined ? ["sqlite"] : ["sqlite", "postgres"];
 
 export interface Server {
@@ -117,22 +119,77 @@ export async function endProcess(child: ChildProcess, signal: NodeJS.Signals): P
   if (child.exitCode !== null || child.signalCode !== null) return;
   const ended = new Promise<void>((resolve) => child.once("exit", () => resolve()));
   child.kill(signal);
-  const timer = setTimeout(() => child.kill("SIGKILL"), 20_000);
+  const timer = setTimeout(() => child.kill("SIGKILL"), LIMIT * 1000);
   await ended;
   clearTimeout(timer);
 }
 
+const onPostgres = process.env["LONGSHORE_TEST_POSTGRES"] || "full";
+if (!["full", "smoke"].includes(onPostgres)) {
+  throw new Error(`LONGSHORE_TEST_POSTGRES: \`${onPostgres}\` is invalid; use full or smoke`);
+}
+
+/** Defines a test. */
+export type DefineTest = (name: string, run: () => Promise<void>) => void;
+
+export interface OneEngine {
+  server: () => Server;
+  engine: Engine;
+  /** Defines a test. It does not run on Postgres with LONGSHORE_TEST_POSTGRES=smoke. */
+  test: DefineTest;
+  /** Defines a test that always runs on each engine. */
+  smoke: DefineTest;
+}
+
 /** Defines tests for each engine, with one server per engine. */
-export function onEachEngine(define: (server: () => Server, engine: Engine) => void, args?: string[]): void {
+export function onEachEngine(define: (one: OneEngine) => void, args?: string[]): void {
   for (const engine of engines) {
     describe(engine, () => {
       let server: Server;
+      let isNeeded = false;
+      const smoke: DefineTest = (name, run) => {
+        isNeeded = true;
+        nodeTest(name, run);
+      };
+      const isSmoke = engine === "postgres" && onPostgres === "smoke";
+      define({ server: () => server, engine, test: isSmoke ? () => {} : smoke, smoke });
+      if (!isNeeded) return;
       before(async () => {
         server = await startServer(engine, args);
       });
       after(() => server.stop());
-      define(() => server, engine);
     });
+  }
+}
+
+interface WorkerInfo {
+  id: string;
+  name: string;
+  pid: number | null;
+  queues: string[];
+  heartbeat_at: string;
+}
+
+/** The workers that are registered with a server. */
+export async function workersOf(server: Server): Promise<WorkerInfo[]> {
+  const reply = await fetch(`${server.url}/workers`);
+  return (await reply.json()) as WorkerInfo[];
+}
+
+/** Waits until the server has received two more heartbeats of a worker. */
+export async function twoHeartbeats(server: Server, name: string): Promise<void> {
+  const heartbeat = async () =>
+    (await workersOf(server)).find((each) => each.name === name)?.heartbeat_at ?? "";
+  for (let n = 1; n <= 2; n += 1) {
+    const before = await heartbeat();
+    await until(`heartbeat ${n} of ${name}`, async () => (await heartbeat()) > before);
+  }
+}
+
+/** Releases the leases of a program that was killed, which the server would do some seconds later. */
+export async function signOff(server: Server, program: Program): Promise<void> {
+  for (const { id, pid } of await workersOf(server)) {
+    if (pid === program.child.pid) await fetch(`${server.url}/leases/${id}`, { method: "DELETE" });
   }
 }
 
@@ -172,14 +229,17 @@ export async function withWorker<T>(
 
 /** A client for a server with a queue of its own. */
 export function client(server: Server | string): Longshore {
-  return new Longshore({ server: typeof server === "string" ? server : server.url, retryFor: 10 });
+  const ls = new Longshore({ server: typeof server === "string" ? server : server.url, retryFor: LIMIT });
+  const wait = ls.wait.bind(ls);
+  ls.wait = (id, options) => wait(id, { timeout: LIMIT, ...options });
+  return ls;
 }
 
 /** Waits until a condition holds. */
 export async function until<T>(
   what: string,
   condition: () => Promise<T> | T,
-  seconds = 60,
+  seconds = LIMIT,
 ): Promise<NonNullable<T>> {
   const deadline = Date.now() + seconds * 1000;
   for (;;) {
@@ -188,6 +248,15 @@ export async function until<T>(
     if (Date.now() > deadline) throw new Error(`not within ${seconds} s: ${what}`);
     await pause(10);
   }
+}
+
+/** The value of a promise, which must be there soon. */
+export async function soon<T>(what: string, promise: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`not within ${LIMIT} s: ${what}`)), LIMIT * 1000);
+  });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
 /** Starts one of the programs in `test/programs` or `examples`. */
@@ -222,7 +291,7 @@ export class Program {
     void this.ended.then(() => process.off("exit", kill));
   }
 
-  async line(pattern: RegExp | string, seconds = 60): Promise<string> {
+  async line(pattern: RegExp | string): Promise<string> {
     const matches = (line: string) => (typeof pattern === "string" ? line === pattern : pattern.test(line));
     return until(
       `a line ${pattern} of the program, which wrote ${this.lines.join("|")} ${this.errors}`,
@@ -231,7 +300,6 @@ export class Program {
         if (!found && this.child.exitCode !== null) throw new Error(`the program ended: ${this.errors}`);
         return found;
       },
-      seconds,
     );
   }
 }

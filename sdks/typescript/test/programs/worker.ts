@@ -1,17 +1,25 @@
 /** A worker process for tests that kill it or block its event loop. */
 
-import { appendFileSync } from "node:fs";
+import { appendFileSync, existsSync } from "node:fs";
 import { setTimeout as pause } from "node:timers/promises";
 import { Longshore, type Stopped } from "../../src/index.js";
 
 const env = process.env;
 const ls = new Longshore();
 
-ls.job("test_block", async (ms: number) => {
+/** Blocks the event loop until a file exists. */
+ls.job("test_block", async (file: string) => {
   console.log("blocking");
-  const end = Date.now() + ms;
-  while (Date.now() < end);
+  const pause = new Int32Array(new SharedArrayBuffer(4));
+  while (!existsSync(file)) Atomics.wait(pause, 0, 0, 10);
   return "blocked";
+});
+
+/** Runs until a file exists. */
+ls.job("test_wait", async (file: string) => {
+  console.log("waiting");
+  while (!existsSync(file)) await pause(10);
+  return "rested";
 });
 
 ls.job("test_nap", async (ms: number, ctx) => {
