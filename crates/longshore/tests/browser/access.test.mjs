@@ -27,7 +27,7 @@ inBrowser("a login leads to the page that was asked for, and a logout ends the s
   await context.addCookies([cookie]);
   await page.goto(`${server.url}/ui/jobs`);
   await page.waitForURL(/\/ui\/login/);
-}, { as: null });
+}, { smoke: true, as: null });
 
 inBrowser("a login leads to no other site", async ({ open, context, expect }) => {
   // The page that is open when the cookie is removed may look for news.
@@ -83,7 +83,7 @@ inBrowser("a token that may only read sees no actions and cannot act", async ({ 
   }
   await page.reload();
   await page.locator("h1 .is-queued").waitFor();
-}, { as: null });
+}, { as: null, fresh: true });
 
 inBrowser("a session changes nothing without the header of the page", async ({ open, expect }) => {
   const kind = unique("task");

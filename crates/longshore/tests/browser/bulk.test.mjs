@@ -4,6 +4,9 @@ import assert from "node:assert/strict";
 import { Worker, api, confirm, enqueue, inBrowser, unique, until } from "./harness.mjs";
 
 const MANY = 10_000;
+const OTHERS = 30;
+// How long so many jobs may take on a slow machine, in milliseconds.
+const LONG = 20 * 60_000;
 
 // A kind with `MANY` dead letters that failed in the same way.
 async function deadLetters() {
@@ -37,7 +40,7 @@ inBrowser("one click redrives a group of ten thousand, and the page shows it fin
   await confirm(page);
   await page.waitForURL(/operation=/);
   assert.match(page.url(), new RegExp(`kind=${kind}`), "the filter is kept");
-  await page.locator("[data-operation-text]:has-text('Done')").waitFor({ timeout: 60_000 });
+  await page.locator("[data-operation-text]:has-text('Done')").waitFor({ timeout: LONG });
   assert.match(await page.locator("[data-operation-numbers]").textContent(), /10,000 jobs retried, 0 skipped/);
   assert.equal(await countOf(kind, "queued"), MANY);
   await page.waitForFunction(() => !document.querySelector("#failures button"));
@@ -46,10 +49,15 @@ inBrowser("one click redrives a group of ten thousand, and the page shows it fin
 inBrowser("an operation is stopped half way and continued", async ({ open }) => {
   const kind = await deadLetters();
   const page = await openGroup(open, kind);
+  // Operations take turns of a thousand jobs. Others that change nothing delay this one until it is stopped.
+  const cancel = { action: "cancel", filter: { kind, status: ["failed_permanent"] } };
+  const others = await Promise.all(Array.from({ length: OTHERS }, () => api("POST", "/operations", cancel)));
   await page.click("#failures button:has-text('Retry all')");
   await confirm(page);
   await page.click("[data-operation-stop]");
   await page.locator("[data-operation-text]:has-text('Stopped')").waitFor();
+  // One that has ended cannot be stopped.
+  await Promise.allSettled(others.map(({ id }) => api("POST", `/operations/${id}/stop`)));
   const { changed } = await until("no step is in progress any more", async () => {
     const [before, queued] = [await operationOf(page), await countOf(kind, "queued")];
     return before.changed === queued && before;
@@ -58,7 +66,7 @@ inBrowser("an operation is stopped half way and continued", async ({ open }) => 
   assert.equal((await operationOf(page)).state, "stopped");
 
   await page.click("[data-operation-resume]");
-  await page.locator("[data-operation-text]:has-text('Done')").waitFor({ timeout: 60_000 });
+  await page.locator("[data-operation-text]:has-text('Done')").waitFor({ timeout: LONG });
   assert.match(await page.locator("[data-operation-numbers]").textContent(), /10,000 jobs retried/);
   assert.equal(await countOf(kind, "queued"), MANY);
 });

@@ -1,7 +1,8 @@
 // What all tests share: the server under test, its API, a worker, and browser contexts that fail on
 // console errors, uncaught errors, dialogs and requests to other hosts.
 //
-// `cargo xtask browser` starts the servers and sets the environment variables.
+// `cargo xtask browser` starts the servers and sets the environment variables. With LONGSHORE_TEST_POSTGRES=smoke, only the
+// tests with `smoke` run on Postgres.
 
 import assert from "node:assert/strict";
 import { after, test } from "node:test";
@@ -14,14 +15,27 @@ export const readerToken = variable("LONGSHORE_READER_TOKEN");
 export const prefix = variable("LONGSHORE_PREFIX");
 export const prefixedServer = { url: variable("LONGSHORE_PREFIXED_URL"), token: variable("LONGSHORE_PREFIXED_TOKEN") };
 
-const DESKTOP = { width: 1280, height: 800 };
-const TIMEOUT = 20_000;
+const onPostgres = process.env.LONGSHORE_TEST_POSTGRES || "full";
+assert.ok(["full", "smoke"].includes(onPostgres), `LONGSHORE_TEST_POSTGRES: \`${onPostgres}\` is invalid; use full or smoke`);
+const isSmoke = variable("LONGSHORE_ENGINE") === "postgres" && onPostgres === "smoke";
 
-export const browser = await chromium.launch({
+const DESKTOP = { width: 1280, height: 800 };
+// How long a test waits for what must happen. Only a fault takes this long, however slow the machine is.
+const TIMEOUT = 120_000;
+
+// A function that is called at most once.
+export function once(make) {
+  let made = null;
+  return () => (made ??= make());
+}
+
+// Started by the first test that needs it.
+export const browser = once(() => chromium.launch({
   executablePath: variable("LONGSHORE_CHROMIUM"),
   // Chromium has no sandbox for root. It only opens the pages of our own server.
   args: process.getuid() === 0 ? ["--no-sandbox"] : [],
-});
+  timeout: TIMEOUT,
+}));
 
 // ---- the API ----------------------------------------------------------------
 
@@ -90,20 +104,29 @@ export const unique = (word) => `${word}_${process.pid}_${++names}`;
 
 // ---- the browser ------------------------------------------------------------
 
+const FRESH = { "cache-control": "no-cache" };
+
 // A test with its own browser context. `options` are those of the context, and:
 //   as     the token of the session; null opens no session
 //   on     the server
-export function inBrowser(name, run, { as, on = server, ...options } = {}) {
+//   smoke  whether the test always runs on each engine
+//   fresh  whether the server reads everything anew for each page. It keeps data for a second, and other tests
+//          open pages at the same time. The first page that `open` opens is always fresh.
+export function inBrowser(name, run, { as, on = server, smoke = false, fresh = false, ...options } = {}) {
+  if (isSmoke && !smoke) return;
   closeAtEnd();
   test(name, async () => {
-    const context = await browser.newContext({ viewport: DESKTOP, ...options });
+    const context = await (await browser()).newContext({ viewport: DESKTOP, ...(fresh && { extraHTTPHeaders: FRESH }), ...options });
     context.setDefaultTimeout(TIMEOUT);
+    await context.addInitScript(recordToasts);
     const problems = watch(context, on.url);
     try {
       if (as !== null) await startSession(context, as ?? on.token, on);
       const open = async (path) => {
         const page = await context.newPage();
+        await page.setExtraHTTPHeaders(FRESH);
         await page.goto(on.url + path);
+        await page.setExtraHTTPHeaders({});
         return page;
       };
       await run({ context, open, expect: problems.expect });
@@ -116,13 +139,13 @@ export function inBrowser(name, run, { as, on = server, ...options } = {}) {
 
 let isClosedAtEnd = false;
 function closeAtEnd() {
-  if (!isClosedAtEnd) after(() => browser.close());
+  if (!isClosedAtEnd) after(async () => (await browser()).close());
   isClosedAtEnd = true;
 }
 
 // What the login page does.
 export async function startSession(context, token, on = server) {
-  const response = await context.request.post(`${on.url}/session`, { data: { token } });
+  const response = await context.request.post(`${on.url}/session`, { data: { token }, timeout: TIMEOUT });
   assert.equal(response.status(), 200, "the token opens a session");
 }
 
@@ -159,7 +182,25 @@ export async function until(what, condition) {
   assert.fail(`waited for ${TIMEOUT} ms: ${what}`);
 }
 
-export const toast = (page) => page.locator(".toast").last();
+// Messages disappear after some seconds, so each page records them.
+function recordToasts() {
+  window.toasts = [];
+  const record = (node) => node.nodeType === Node.ELEMENT_NODE && node.matches(".toast") && window.toasts.push(node.textContent);
+  new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach(record)))
+    .observe(document, { childList: true, subtree: true });
+}
+
+// The text of the next message that the page shows or has shown.
+export const toast = async (page) => (await page.waitForFunction(() => window.toasts.shift())).jsonValue();
+
+// Presses the keys of a shortcut. The second one counts for a second; here, no time passes between them.
+export async function pressShortcut(page, ...keys) {
+  await page.evaluate(() => {
+    const now = Date.now();
+    Date.now = () => now;
+  });
+  for (const key of keys) await page.keyboard.press(key);
+}
 
 // Confirms the question that the page shows.
 export const confirm = (page) => page.locator("#confirm-yes").click();

@@ -2,7 +2,7 @@
 // here: the pages themselves must escape.
 
 import assert from "node:assert/strict";
-import { Worker, api, enqueue, failed, inBrowser, server, unique, until } from "./harness.mjs";
+import { Worker, api, enqueue, failed, inBrowser, server, toast, unique, until } from "./harness.mjs";
 
 const CORPUS = [
   `"><script>window.__xss=1</script>`,
@@ -82,7 +82,7 @@ inBrowser("no text of the corpus runs on any page", async ({ context, expect }) 
     shown += (await page.content()).includes("__xss") ? 1 : 0;
   }
   assert.ok(shown > pages.length / 2, `only ${shown} of ${pages.length} pages show a text of the corpus`);
-}, { bypassCSP: true });
+}, { bypassCSP: true, fresh: true });
 
 inBrowser("no text of the corpus runs in live updates, dialogs, messages and the palette", async ({ open, expect }) => {
   // Tests that run at the same time add jobs, too.
@@ -103,7 +103,7 @@ inBrowser("no text of the corpus runs in live updates, dialogs, messages and the
   await page.goto(`${server.url}/ui/new?kind=${encoded(CORPUS[0])}`);
   await page.fill('textarea[name="payload"]', CORPUS[0]);
   await page.click("button:has-text('Enqueue')");
-  await page.locator(".toast.is-error").first().waitFor();
+  assert.match(await toast(page), /payload is not JSON/);
   await page.goto(`${server.url}/ui/queues/${encoded(CORPUS[1])}`);
   await page.click(".head button:has-text('Pause')");
   await page.locator("#confirm[open]").waitFor();

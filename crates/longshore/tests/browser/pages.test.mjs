@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { inBrowser, server } from "./harness.mjs";
+import { inBrowser, once, server } from "./harness.mjs";
 import { allPages, seed } from "./seed.mjs";
 
 const PHONE = { width: 390, height: 844 };
@@ -14,10 +14,11 @@ const MISSING = {
   "missing-job": "/ui/jobs/01990000-0000-7000-8000-000000000001",
   "missing-queue": "/ui/queues/no-such-queue/extra",
 };
-const pages = await allPages(await seed({ jobs: 200, on: server }), server);
+const allSeeded = once(async () => allPages(await seed({ jobs: 200, on: server }), server));
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 
 inBrowser("every page opens with the policy and without anything inline", async ({ context, expect }) => {
+  const pages = await allSeeded();
   const page = await context.newPage();
   const check = async (path, status) => {
     const response = await page.goto(server.url + path);
@@ -35,7 +36,7 @@ inBrowser("every page opens with the policy and without anything inline", async 
   for (const path of Object.values(MISSING)) await check(path, 404);
   expect(400);
   await check("/ui/jobs/not-an-id", 400);
-});
+}, { smoke: true, fresh: true });
 
 inBrowser("the login page opens with the policy", async ({ context }) => {
   const page = await context.newPage();
@@ -51,6 +52,7 @@ inBrowser("the first address leads to the overview", async ({ open }) => {
 });
 
 inBrowser("axe-core has no serious findings on any page, light and dark", async ({ context, expect }) => {
+  const pages = await allSeeded();
   expect(404);
   const page = await context.newPage();
   const findings = [];
@@ -76,9 +78,10 @@ inBrowser("axe-core has no serious findings on any page, light and dark", async 
   await check("/ui/login");
   assert.deepEqual(findings, []);
   // Without the policy, which prevents that axe runs.
-}, { bypassCSP: true });
+}, { bypassCSP: true, fresh: true });
 
 inBrowser("no page is wider than a phone", async ({ context, expect }) => {
+  const pages = await allSeeded();
   expect(404);
   const page = await context.newPage();
   const check = async (path) => {
@@ -89,9 +92,10 @@ inBrowser("no page is wider than a phone", async ({ context, expect }) => {
   for (const path of [...Object.values(pages), ...Object.values(MISSING)]) await check(path);
   await context.clearCookies();
   await check("/ui/login");
-}, { viewport: PHONE, isMobile: true, hasTouch: true });
+}, { viewport: PHONE, isMobile: true, hasTouch: true, fresh: true });
 
 inBrowser("pages can be read without JavaScript", async ({ context, expect }) => {
+  const pages = await allSeeded();
   const page = await context.newPage();
   for (const path of Object.values(pages)) {
     const response = await page.goto(server.url + path);
@@ -108,4 +112,4 @@ inBrowser("pages can be read without JavaScript", async ({ context, expect }) =>
   await page.fill("#find", "webhooks");
   await page.press("#find", "Enter");
   await page.waitForURL(/\/ui\/queues\/webhooks$/);
-}, { javaScriptEnabled: false });
+}, { javaScriptEnabled: false, fresh: true });

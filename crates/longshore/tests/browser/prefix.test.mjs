@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import http from "node:http";
 import { after } from "node:test";
-import { Worker, enqueue, inBrowser, prefix, prefixedServer, succeeded, until } from "./harness.mjs";
+import { Worker, enqueue, inBrowser, once, prefix, prefixedServer, pressShortcut, succeeded, until } from "./harness.mjs";
 import { allPages, seed } from "./seed.mjs";
 
 // Outside of the prefix there is nothing, so a URL without it is a 404.
@@ -20,15 +20,18 @@ const proxy = http.createServer((request, response) => {
   request.pipe(forwarded);
 });
 await new Promise((resolve) => proxy.listen(0, "127.0.0.1", resolve));
+// Without a test, nothing closes it.
+proxy.unref();
 after(() => {
   proxy.closeAllConnections();
   proxy.close();
 });
 
 const on = { url: `http://127.0.0.1:${proxy.address().port}${prefix}`, token: prefixedServer.token };
-const pages = await allPages(await seed({ jobs: 100, on }), on);
+const allSeeded = once(async () => allPages(await seed({ jobs: 100, on }), on));
 
 inBrowser("under a prefix, every page and every link has the prefix", async ({ context }) => {
+  const pages = await allSeeded();
   const page = await context.newPage();
   for (const path of Object.values(pages)) {
     const response = await page.goto(on.url + path);
@@ -38,9 +41,10 @@ inBrowser("under a prefix, every page and every link has the prefix", async ({ c
     const wrong = urls.filter((url) => !url.startsWith("#") && !url.startsWith(`${prefix}/`));
     assert.deepEqual(wrong, [], path);
   }
-}, { on });
+}, { on, fresh: true });
 
 inBrowser("under a prefix, login, actions, live updates and the palette work", async ({ open }) => {
+  await allSeeded();
   const page = await open("/ui/new?kind=sync_crm_contact");
   await page.waitForURL(/\/ui\/login/);
   await page.fill('input[name="token"]', on.token);
@@ -60,8 +64,7 @@ inBrowser("under a prefix, login, actions, live updates and the palette work", a
   await page.locator('#palette-list li:has-text("queue")').first().waitFor();
   await page.keyboard.press("Enter");
   await page.waitForURL(`${on.url}/ui/queues/webhooks`);
-  await page.keyboard.press("g");
-  await page.keyboard.press("f");
+  await pressShortcut(page, "g", "f");
   await page.waitForURL(`${on.url}/ui/flows`);
   await page.click("[data-logout]");
   await page.waitForURL(/\/queue\/ui\/login/);
@@ -69,6 +72,7 @@ inBrowser("under a prefix, login, actions, live updates and the palette work", a
 
 // Here, because nothing else uses this server: a new entry in the list of what needs attention is not a fault.
 inBrowser("an update moves nothing on the page", async ({ open }) => {
+  await allSeeded();
   const page = await open("/ui");
   await page.evaluate(() => {
     window.shifts = [];

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { mkdirSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { browser, server, startSession } from "./harness.mjs";
+import { browser as startBrowser, server, startSession } from "./harness.mjs";
 import { indexedPng } from "./png.mjs";
 import { allPages, seed } from "./seed.mjs";
 
@@ -15,6 +15,7 @@ const folder = process.argv[2];
 rmSync(folder, { recursive: true, force: true });
 mkdirSync(folder, { recursive: true });
 
+const browser = await startBrowser();
 const pages = await allPages(await seed({ jobs: 700, on: server }), server);
 // A page that decodes pictures.
 const decoder = await (await browser.newContext()).newPage();

@@ -1,6 +1,6 @@
 // Data as of a real service, created over the API: for the tests of all pages and for screenshots.
 
-import { Worker, api, enqueue } from "./harness.mjs";
+import { Worker, api, enqueue, until } from "./harness.mjs";
 
 const LONG_ERROR = `Error: connect ECONNREFUSED smtp.eu-central.example.net:587 (after 3 tries)
     at mailer::transport::connect (src/transport.rs:118:9)
@@ -67,8 +67,10 @@ export async function seed({ jobs, on }) {
     const tags = next() < 0.2 ? { tags: ["import", next() < 0.5 ? "vip" : "batch-42"] } : {};
     return job(kind, Math.floor(next() * 1e6), { ...group, ...tags });
   });
+  // Every page needs a job, so the first two jobs of a kind are not left to luck.
+  const certain = [0, 1];
   const outcome = ({ kind }) => {
-    const luck = next();
+    const luck = (kind === "email_customer" ? certain.shift() : undefined) ?? next();
     const isFragile = kind === "email_customer" || kind === "charge_card";
     if (luck < (isFragile ? 0.08 : 0.015)) {
       const error = kind === "email_customer" ? `550 5.1.1 <user${Math.floor(next() * 1000)}@example.org>: Recipient address rejected: User unknown`
@@ -127,7 +129,11 @@ async function addFlows(call, job) {
 export async function allPages({ flows }, on) {
   const get = (path) => api("GET", path, undefined, on);
   const newest = async (status) => (await get(`/jobs?kind=email_customer&status=${status}&limit=1`))[0].id;
-  const [failure] = await get("/failures?kind=email_customer&limit=1");
+  // Upkeep counts failures.
+  const [failure] = await until("a failure is counted", async () => {
+    const found = await get("/failures?kind=email_customer&limit=1");
+    return found.length && found;
+  });
   return {
     overview: "/ui",
     "overview-day": "/ui?range=day",

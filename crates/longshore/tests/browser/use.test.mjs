@@ -1,7 +1,7 @@
 // How people use the dashboard: filters and the keyboard.
 
 import assert from "node:assert/strict";
-import { api, confirm, enqueue, inBrowser, unique, until } from "./harness.mjs";
+import { api, confirm, enqueue, inBrowser, pressShortcut, unique, until } from "./harness.mjs";
 
 async function queuedJobs(count) {
   const kind = unique("task");
@@ -62,7 +62,7 @@ inBrowser("filters survive an action on selected jobs and on all that match", as
   await page.locator("[data-operation-text]:has-text('Done')").waitFor();
   assert.match(page.url(), new RegExp(`status=queued&kind=${kind}&operation=`));
   assert.deepEqual(await cancelled(), ids.sort());
-});
+}, { smoke: true });
 
 inBrowser("the keyboard is enough", async ({ open }) => {
   const { kind, ids } = await queuedJobs(3);
@@ -75,7 +75,7 @@ inBrowser("the keyboard is enough", async ({ open }) => {
   await press("Escape");
   assert.equal(await isOpen("#keys"), false);
 
-  await press("g", "j");
+  await pressShortcut(page, "g", "j");
   await page.waitForURL(/\/ui\/jobs$/);
   await page.goto(`${page.url()}?kind=${kind}`);
   await press("j", "j", "j", "k", "x");
@@ -143,7 +143,7 @@ inBrowser("a queue is paused, resumed and limited", async ({ open }) => {
     const queues = await api("GET", "/queues");
     return queues.find((queue) => queue.name === kind).limit === 3;
   });
-});
+}, { smoke: true });
 
 inBrowser("the chosen theme is kept", async ({ open }) => {
   const page = await open("/ui");
