@@ -1,6 +1,6 @@
 //! A schedule declared in code: one job per tick, regardless of the number of workers.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
 
 use longshore::{Client, Context, Failure, NewJob, NewSchedule, Worker};
 
@@ -9,22 +9,29 @@ async fn main() -> longshore::Result<()> {
     let client = Client::connect("sqlite::memory:").await?;
     client.migrate().await?;
 
+    let (sender, mut beats) = tokio::sync::mpsc::unbounded_channel();
     let mut running = Vec::new();
     for _ in 0..3 {
         let pulse = NewSchedule::new("pulse", "* * * * * *", NewJob::new("pulse", "thump"));
-        let beat = |sound: String, ctx: Context| async move {
+        let sender = sender.clone();
+        let beat = move |sound: String, ctx: Context| {
             println!("{sound} {}", ctx.job().run_at());
-            Ok::<(), Failure>(())
+            let _ = sender.send(ctx.job().run_at());
+            async { Ok::<(), Failure>(()) }
         };
         running.push(
             Worker::builder(client.clone()).cron(pulse).function("pulse", beat).build()?.start().await?,
         );
     }
-    tokio::time::sleep(Duration::from_millis(3200)).await;
-    let mut done = 0;
-    for worker in running {
-        done += worker.stop().await.succeeded;
+    let mut seconds = BTreeSet::new();
+    while let Some(second) = beats.recv().await {
+        assert!(seconds.insert(second), "three workers together run one job per second: {second} came twice");
+        if seconds.len() == 3 {
+            break;
+        }
     }
-    assert!((2..=4).contains(&done), "three workers together run one job per second: {done}");
+    for worker in running {
+        worker.stop().await;
+    }
     Ok(())
 }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::fixture::{CommandOutput, Fixture, binary};
 use crate::mail::MailServer;
+use crate::missing::skip;
 
 /// A queue and the folder in which its worker runs. It uses SQLite only, because what
 /// the handlers do does not depend on the engine.
@@ -106,7 +107,7 @@ fn without_a_mail_server_mail_is_written_to_the_outbox() {
 
 #[test]
 fn a_mail_server_receives_the_message() {
-    let Some(mut server) = MailServer::start(&["--password", "s3cret"]) else { return };
+    let mut server = MailServer::start(&["--password", "s3cret"]);
     let runner = BuiltinRunner::new();
     let id =
         runner.enqueue("send_email", &json!({ "to": "ada@example.com", "subject": "Hi", "body": "Hello." }));
@@ -201,7 +202,7 @@ fn certificate(folder: &Path) -> Option<(String, String)> {
     openssl.args(["-subj", "/CN=127.0.0.1", "-config", &config, "-extensions", "leaf"]);
     let output = openssl.args(["-keyout", &key, "-out", &certificate]).output();
     if output.is_err() {
-        eprintln!("skipped: openssl is not installed");
+        skip("openssl is not installed");
     }
     assert!(output.ok()?.status.success());
     Some((certificate, key))
@@ -249,7 +250,7 @@ impl Drop for HttpsServer {
 fn tls_servers_are_called_only_if_their_certificate_is_trusted() {
     let runner = BuiltinRunner::new();
     let Some((certificate, key)) = certificate(&runner.folder) else { return };
-    let Some(mut mail) = MailServer::start(&["--tls", &certificate, &key]) else { return };
+    let mut mail = MailServer::start(&["--tls", &certificate, &key]);
     let (_https, port) = HttpsServer::start(&certificate, &key);
     let url = format!("smtps://{}", mail.addr());
     let webhook = json!({ "url": format!("https://127.0.0.1:{port}/"), "body": 1 });

@@ -49,7 +49,7 @@ longshore() {
     " dev "* | " serve "*) start server "$@" --bind "127.0.0.1:$PORT" ;;
     " worker "*) start worker "$@" ;;
     # These run until Ctrl-C.
-    " events "* | *" --watch "*) timeout --signal=INT --preserve-status 2 longshore "$@" ;;
+    " events "* | *" --watch "*) timeout --signal=INT --preserve-status 4 longshore "$@" ;;
     *) command longshore "$@" ;;
   esac
 }

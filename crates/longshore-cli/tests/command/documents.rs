@@ -6,7 +6,6 @@
 //! to fail: `# 404` is the status of a response, `# exits 3` the exit code of a command.
 //! `documents.prelude.sh` replaces what the reader does in a second terminal.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,6 +14,8 @@ use serde_json::Value;
 use sqlx::Connection;
 
 use crate::fixture::binary;
+use crate::missing::skip;
+use crate::process::free_port;
 
 const PRELUDE: &str = include_str!("documents.prelude.sh");
 
@@ -35,8 +36,7 @@ DATABASE_URL=$POSTGRES_URL longshore worker --drain
 #[test]
 fn every_command_of_readme_and_guides_runs_in_one_shell() {
     let Ok(server) = std::env::var("LONGSHORE_TEST_DATABASE_URL") else {
-        eprintln!("skipped: LONGSHORE_TEST_DATABASE_URL is not set");
-        return;
+        return skip("LONGSHORE_TEST_DATABASE_URL is not set");
     };
     for tool in ["bash", "curl", "jq", "psql", "pg_dump", "python3"] {
         let installed =
@@ -45,7 +45,7 @@ fn every_command_of_readme_and_guides_runs_in_one_shell() {
     }
     let database = ScratchDatabase::create(server);
     let folder = Folder::create();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = free_port().to_string();
     let script = script(&documents(), &database.url(), &folder.0, &port);
     std::fs::write(folder.0.join("script.sh"), &script).unwrap();
 

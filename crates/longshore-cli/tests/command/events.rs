@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::Value;
 
 use crate::fixture::{Fixture, binary, on_every_target};
-use crate::process::Process;
+use crate::process::{Process, free_port};
 
 on_every_target!(each_event_is_one_line, an_event_is_emitted_and_shown);
 
@@ -77,17 +77,23 @@ fn each_event_is_one_line(fixture: &Fixture) {
 #[test]
 fn events_continue_after_a_server_restart() {
     let fixture = Fixture::sqlite();
-    let (server, url) = fixture.migrated().serve("");
+    let address = format!("127.0.0.1:{}", free_port());
+    let serve = || {
+        let mut command = binary();
+        command.env("DATABASE_URL", &fixture.url).args(["serve", "--json", "--bind", &address]);
+        let mut server = Process::start(&mut command);
+        server.address();
+        server
+    };
+    fixture.migrated();
+    let server = serve();
+    let url = format!("http://{address}");
     let mut events = Process::start(binary().env("LONGSHORE_SERVER", &url).args(["events", "--json"]));
     let before = while_enqueueing(&fixture, || next(&mut events, "job"));
     drop(server);
-    let address = url.strip_prefix("http://").unwrap();
     // The first attempt to reconnect fails here, so the command has to try again.
-    drop(TcpListener::bind(address).unwrap().accept().unwrap());
-    let mut restarted = binary();
-    restarted.env("DATABASE_URL", &fixture.url).args(["serve", "--json", "--bind", address]);
-    let mut restarted = Process::start(&mut restarted);
-    restarted.address();
+    drop(TcpListener::bind(&address).unwrap().accept().unwrap());
+    let _restarted = serve();
     let reset = next(&mut events, "reset");
     assert_ne!(reset["id"], before["id"], "a new server cannot continue the first one's events");
     while_enqueueing(&fixture, || next(&mut events, "job"));

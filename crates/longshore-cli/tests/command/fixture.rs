@@ -24,7 +24,7 @@ macro_rules! on_every_engine {
             $(#[test] fn $case() {
                 match crate::fixture::Fixture::postgres() {
                     Some(fixture) => super::$case(&fixture),
-                    None => eprintln!("skipped: LONGSHORE_TEST_DATABASE_URL is not set"),
+                    None => crate::missing::skip("LONGSHORE_TEST_DATABASE_URL is not set"),
                 }
             })*
         }

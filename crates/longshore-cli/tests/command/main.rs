@@ -16,6 +16,8 @@ mod jobs;
 #[path = "../../../longshore/tests/mail/server.rs"]
 mod mail;
 mod maintenance;
+#[path = "../../../longshore/tests/missing/mod.rs"]
+mod missing;
 mod openapi_examples;
 mod operate;
 mod operations;

@@ -11,6 +11,7 @@ use serde_json::Value;
 use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
+use crate::missing::skip;
 use crate::process::{Process, request, until};
 
 on_every_engine!(every_metric_of_the_dashboard_and_the_alerts_is_exported);
@@ -221,7 +222,7 @@ fn problems_found_by(tool: &str, arguments: &[&str]) -> Option<String> {
             (!valid).then(|| format!("{output:?}"))
         }
         Err(error) => {
-            eprintln!("skipped: {tool} is not installed ({error})");
+            skip(&format!("{tool} is not installed: {error}"));
             None
         }
     }

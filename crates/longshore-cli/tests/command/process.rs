@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use longshore::JobId;
 use serde_json::Value;
 
 /// A process that is killed when this is dropped.
@@ -131,6 +132,18 @@ pub(crate) fn exchange(addr: &str, request: &str) -> String {
     let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
     response
+}
+
+/// A port that is free, and that stays free until a server uses it: systems give ports above 32,768 to connections
+/// and to servers that do not name one.
+pub(crate) fn free_port() -> u16 {
+    loop {
+        // Random, because other tests look for a port at the same time.
+        let port = 10_000 + JobId::new().0.as_u128() as u16 % 20_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Polls until the condition is true.

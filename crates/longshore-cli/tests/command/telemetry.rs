@@ -13,6 +13,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
+use crate::missing::skip;
 use crate::process::{Process, request, until};
 
 on_every_engine!(
@@ -111,7 +112,7 @@ fn run_in_terminal(command: &str, variables: &[(&str, &str)]) -> Option<String> 
     match script.output() {
         Ok(output) => Some(String::from_utf8_lossy(&output.stdout).into_owned()),
         Err(error) => {
-            eprintln!("skipped: script is not installed ({error})");
+            skip(&format!("script is not installed: {error}"));
             None
         }
     }
@@ -529,8 +530,7 @@ fn a_collector_that_is_away_delays_nothing() {
 #[test]
 fn promtool_accepts_the_metrics() {
     if Command::new("promtool").arg("--version").output().is_err() {
-        eprintln!("skipped: promtool is not installed");
-        return;
+        return skip("promtool is not installed");
     }
     let fixture = Fixture::sqlite();
     fixture.migrated();

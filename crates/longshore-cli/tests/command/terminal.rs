@@ -8,6 +8,7 @@ use std::time::Duration;
 use longshore::{Ending, Flow, NewJob, task};
 
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
+use crate::missing::skip;
 
 on_every_engine!(
     stored_text_cannot_control_the_terminal,
@@ -155,7 +156,7 @@ pub(crate) fn at_a_terminal(fixture: &Fixture, variables: &[(&str, &str)], line:
     match command.output() {
         Ok(output) => Some(String::from_utf8(output.stdout).unwrap().replace('\r', "")),
         Err(error) => {
-            eprintln!("skipped: cannot run `script`: {error}");
+            skip(&format!("`script` cannot run: {error}"));
             None
         }
     }
@@ -344,7 +345,7 @@ fn fish_completes_values_with_descriptions(fixture: &Fixture) {
             let redrive = "redrive\tEnqueue dead letters again, with a new set of attempts";
             assert_eq!(output.lines().collect::<Vec<_>>(), ["failed_permanent", "greet", redrive]);
         }
-        Err(error) => eprintln!("skipped: cannot run fish: {error}"),
+        Err(error) => skip(&format!("fish cannot run: {error}")),
     }
 }
 

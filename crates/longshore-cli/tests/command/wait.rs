@@ -90,7 +90,8 @@ fn a_job_continues_after_the_wait_times_out(fixture: &Fixture) {
 
 fn the_reason_is_printed_if_no_worker_can_run_the_job(fixture: &Fixture) {
     fixture.migrated().with_kinds(&["greet"]);
-    let waited = fixture.run("enqueue greet --queue lonely --wait=4s");
+    // The reason is printed after two seconds.
+    let waited = fixture.run("enqueue greet --queue lonely --wait=8s");
     assert_eq!(waited.code, 9, "{waited:?}");
     let lines: Vec<&str> = waited.err.lines().collect();
     assert_eq!(lines.len(), 2, "once, and the timeout: {waited:?}");

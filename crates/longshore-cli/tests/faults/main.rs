@@ -3,8 +3,12 @@
 //! each test has its own schema or file.
 //!
 //! Tests wait for a state in the database or an entry in the event log, never for
-//! time to pass. Where a test asserts that something happened soon enough, the
-//! bound leaves room for a busy machine.
+//! time to pass. No test asserts that something happened soon enough: a busy machine
+//! has no such time. Workers count as dead after a minute, and [`Fleet::count_as_dead`]
+//! shortens that for a process that was killed or paused. The few tests of the time
+//! itself use seconds, which is much longer than a busy machine stops a process.
+//!
+//! [`Fleet::count_as_dead`]: fleet::Fleet::count_as_dead
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -14,6 +18,8 @@ mod cron;
 mod failover;
 mod fleet;
 mod flows;
+#[path = "../../../longshore/tests/missing/mod.rs"]
+mod missing;
 mod outage;
 mod pause;
 mod postgres_server;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use longshore::{INFRASTRUCTURE_RESILIENT_FLAG, JobId, NewJob, Status};
 
 use crate::fleet::{Fleet, ms, on_every_engine};
-use crate::worker::{Event, EventKind};
+use crate::worker::{Event, EventKind, millis_now};
 
 on_every_engine!(
     a_worker_paused_until_its_jobs_were_recovered_settles_nothing,
@@ -17,16 +17,21 @@ async fn a_worker_paused_until_its_jobs_were_recovered_settles_nothing(fleet: &m
     // When the process resumes, the `sleep` handlers are still waiting and get the
     // stop. The others have slept long enough and try to settle at once.
     let each = 10;
+    // Longer than it takes to start all of them and to pause the process.
+    let ignored = 10_000;
     let sleeping = fleet.enqueue("sleep", &[600_000, 1], each).await;
-    let ignoring = fleet.enqueue("ignore_stop", &[2_500, 1], each).await;
+    let ignoring = fleet.enqueue("ignore_stop", &[ignored, 1], each).await;
     let all = 2 * each;
     fleet.config.concurrency = all as u32;
     let paused = fleet.start();
     fleet.wait_until_started(all).await;
 
     fleet.process(paused).signal("STOP");
+    let slept_at = millis_now() + u128::from(ignored);
+    fleet.count_as_dead(paused).await;
     let other = fleet.start_and_register().await;
     fleet.wait_until_succeeded(all).await;
+    fleet.wait_until("the handlers have slept long enough", async |_| millis_now() > slept_at).await;
     fleet.process(paused).signal("CONT");
 
     fleet.wait_until("handlers are stopped", async |fleet| stops(fleet).len() == each).await;
@@ -52,7 +57,7 @@ async fn a_worker_paused_until_its_jobs_were_recovered_settles_nothing(fleet: &m
     }
 
     // The resumed process registers again under a new id and keeps working.
-    fleet.process(other).signal("KILL");
+    fleet.kill(other).await;
     let more = fleet.enqueue("noop", &[], 1).await;
     fleet.wait_until_succeeded(all + 1).await;
     let start = fleet.events_of(&EventKind::Start).into_iter().find(|event| event.job == more[0]).unwrap();
@@ -61,14 +66,14 @@ async fn a_worker_paused_until_its_jobs_were_recovered_settles_nothing(fleet: &m
 
 async fn a_pause_of_all_workers_recovers_no_job(fleet: &mut Fleet) {
     fleet.config.heartbeat = ms(500);
-    fleet.config.threshold = ms(2000);
+    fleet.config.threshold = ms(6000);
     fleet.config.sweep = ms(100);
     let workers = [fleet.start(), fleet.start(), fleet.start(), fleet.start()];
     let jobs = 4 * fleet.config.concurrency as usize;
     // Longer than the pause, but finite: if a worker's first heartbeat after the pause
     // is acknowledged before it checks its own clock, it still owns its leases and
     // its handlers continue.
-    let ids = fleet.enqueue("sleep", &[12_000, 1], jobs).await;
+    let ids = fleet.enqueue("sleep", &[30_000, 1], jobs).await;
     fleet.wait_until_started(jobs).await;
     for worker in workers {
         fleet.process(worker).signal("STOP");
@@ -90,10 +95,11 @@ async fn a_pause_of_all_workers_recovers_no_job(fleet: &mut Fleet) {
 
 async fn a_worker_paused_with_a_resilient_job_past_its_threshold_runs_the_job_once(fleet: &mut Fleet) {
     fleet.config.heartbeat = ms(500);
-    fleet.config.threshold = ms(3000);
+    fleet.config.threshold = ms(6000);
     fleet.config.sweep = ms(100);
     let paused = fleet.start();
-    let resilient = NewJob::new("sleep", &[4_000]).flags([INFRASTRUCTURE_RESILIENT_FLAG]);
+    // Longer than it takes to pause the worker, and shorter than the pause.
+    let resilient = NewJob::new("sleep", &[8_000]).flags([INFRASTRUCTURE_RESILIENT_FLAG]);
     let id = fleet.client().enqueue(resilient).await.unwrap().id;
     fleet.wait_until_started(1).await;
     // Before the pause, so that its sweeps cover all of it.
@@ -102,7 +108,7 @@ async fn a_worker_paused_with_a_resilient_job_past_its_threshold_runs_the_job_on
     // Many sweeps after it became stale, and well before three times the threshold.
     fleet
         .wait_until("the paused worker is silent for half as long again as its threshold", async |fleet| {
-            let workers = fleet.client().workers(Some(ms(4500))).await.unwrap();
+            let workers = fleet.client().workers(Some(ms(9000))).await.unwrap();
             workers.iter().any(|worker| worker.running == 1 && worker.stale)
         })
         .await;

@@ -96,8 +96,7 @@ impl PostgresServer {
             watchdog.uid(uid).gid(gid);
         }
         let watchdog = watchdog.spawn().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Some(PostgresServer { programs, home, account, port, watchdog })
+        Some(PostgresServer { programs, home, account, port: free_port(), watchdog })
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -147,6 +146,18 @@ impl Drop for PostgresServer {
         // An unprivileged watchdog cannot remove the folder itself from a parent that
         // it does not own.
         let _ = std::fs::remove_dir_all(&self.home);
+    }
+}
+
+/// A port that is free, and that stays free until a server uses it: systems give ports above 32,768 to connections
+/// and to servers that do not name one.
+pub(crate) fn free_port() -> u16 {
+    loop {
+        // Random, because other tests look for a port at the same time.
+        let port = 10_000 + JobId::new().0.as_u128() as u16 % 20_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use longshore::{AttemptEnd, Cancelled, JobId, NewJob, Outcome, Status};
 use serde_json::{Value, json};
 
 use crate::fleet::{Fleet, on_every_engine};
+use crate::postgres_server::free_port;
 
 on_every_engine!(
     each_job_of_a_python_worker_killed_five_times_succeeds_once,
@@ -22,7 +23,7 @@ const SLOTS: usize = 8;
 /// The shortest `stale_after` that the API allows, for tests in which workers die.
 const SHORT_STALE_AFTER: Duration = Duration::from_secs(3);
 /// Long enough that no worker counts as dead because the machine is busy.
-const LONG_STALE_AFTER: Duration = Duration::from_secs(20);
+const LONG_STALE_AFTER: Duration = Duration::from_secs(60);
 
 async fn each_job_of_a_python_worker_killed_five_times_succeeds_once(fleet: &mut Fleet) {
     // `LONGSHORE_FAULTS_PYTHON=5000` runs that many jobs.
@@ -88,7 +89,8 @@ async fn a_cancel_reaches_a_running_python_handler(fleet: &mut Fleet) {
 async fn a_python_worker_finishes_its_jobs_and_signs_off_on_sigterm(fleet: &mut Fleet) {
     let (_, url) = serve(fleet, "127.0.0.1:0").await;
     let worker = start_python(fleet, &url, LONG_STALE_AFTER);
-    let started = enqueue(fleet, 3.0, SLOTS).await;
+    // Longer than the worker takes to handle the signal.
+    let started = enqueue(fleet, 8.0, SLOTS).await;
     fleet.wait_until("all jobs run", async |fleet| fleet.count(Status::Running).await == SLOTS as u64).await;
     fleet.process(worker).signal("TERM");
     let unclaimed = enqueue(fleet, 0.0, 20).await;
@@ -108,9 +110,10 @@ async fn a_python_worker_finishes_its_jobs_and_signs_off_on_sigterm(fleet: &mut 
 }
 
 async fn a_python_worker_survives_a_server_restart(fleet: &mut Fleet) {
-    let (first, url) = serve(fleet, "127.0.0.1:0").await;
+    let (first, url) = serve(fleet, &format!("127.0.0.1:{}", free_port())).await;
     let worker = start_python(fleet, &url, LONG_STALE_AFTER);
-    let ids = enqueue(fleet, 1.0, SLOTS).await;
+    // Longer than it takes to kill the server when all of them run.
+    let ids = enqueue(fleet, 8.0, SLOTS).await;
     fleet.wait_until("all jobs run", async |fleet| fleet.count(Status::Running).await == SLOTS as u64).await;
     fleet.process(first).signal("KILL");
     fleet.process(first).wait_for_exit().await;

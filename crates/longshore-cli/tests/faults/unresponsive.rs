@@ -15,7 +15,8 @@ on_postgres!(a_disconnected_worker_stops_its_handlers_before_its_threshold);
 async fn jobs_whose_handlers_block_every_thread_are_not_recovered(fleet: &mut Fleet) {
     let threads = fleet.config.threads;
     fleet.config.concurrency = threads as u32;
-    let millis = (3 * fleet.config.threshold).as_millis() as u64;
+    fleet.config.threshold = Duration::from_secs(6);
+    let millis = (2 * fleet.config.threshold).as_millis() as u64;
     let ids = fleet.enqueue("block", &[millis], threads).await;
     fleet.start();
     fleet.wait_until_started(threads).await;
@@ -30,7 +31,9 @@ async fn jobs_whose_handlers_block_every_thread_are_not_recovered(fleet: &mut Fl
 }
 
 async fn a_disconnected_worker_stops_its_handlers_before_its_threshold(fleet: &mut Fleet) {
-    let threshold = Duration::from_secs(3);
+    // The worker stops its handlers two heartbeats before the threshold.
+    let threshold = Duration::from_secs(10);
+    fleet.config.heartbeat = Duration::from_secs(2);
     fleet.config.threshold = threshold;
     let proxy = Proxy::start(&fleet.config.url).await;
     let mut through_proxy = fleet.config.clone();
@@ -61,7 +64,7 @@ async fn a_disconnected_worker_stops_its_handlers_before_its_threshold(fleet: &m
     }
 
     proxy.unblock();
-    fleet.process(other).signal("KILL");
+    fleet.kill(other).await;
     fleet.enqueue("noop", &[], 1).await;
     fleet.wait_until_succeeded(jobs + 1).await;
     assert!(fleet.process(disconnected).exit_status().is_none(), "the process is still running");

@@ -1,11 +1,12 @@
 //! Steps of the database's clock while workers run.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use longshore::store::NewWorker;
-use longshore::worker::{Builder, RecoverySettings, Settings};
-use longshore::{Context, Failure, Interruptor, Status, SweepScope, Worker};
+use longshore::worker::{Builder, Hooks, RecoverySettings, Settings};
+use longshore::{Context, Failure, Interruptor, Status, SweepReport, SweepScope, Worker};
 use tokio::sync::Notify;
 
 use crate::fixture::*;
@@ -16,15 +17,37 @@ cases! {
     a_lease_is_not_counted_as_older_than_the_last_step_of_the_clock,
 }
 
-/// The sweeper looks every 20 ms, so it sees a new time long before the heartbeats, which
-/// are sent every second.
+/// Two heartbeats after a step, all live workers have sent one. That is much longer than a busy machine stops a
+/// thread.
+const HEARTBEAT: Duration = Duration::from_secs(3);
+
+/// The sweeper looks every 20 ms, so it sees a new time long before the heartbeats.
 fn worker(fixture: &Fixture) -> Builder {
     Worker::builder(fixture.client()).settings(Settings {
-        heartbeat_interval: SECOND,
+        heartbeat_interval: HEARTBEAT,
         stale_after: MINUTE,
         sweep_interval: Duration::from_millis(20),
         ..Settings::default()
     })
+}
+
+/// Moves the clock after the first sweep. The sweeper waits for its hook: if the clock were moved between its reading of
+/// the clock and its sweep, it would not know.
+struct StepAfterSweep {
+    fixture: Fixture,
+    /// Registers before the step, and sends no heartbeat.
+    silent: Mutex<Option<NewWorker>>,
+}
+
+#[async_trait]
+impl Hooks for StepAfterSweep {
+    async fn on_sweep(&self, _: &SweepReport) {
+        let silent = self.silent.lock().expect("lock").take();
+        if let Some(silent) = silent {
+            self.fixture.store().register(&silent).await.expect("register");
+            self.fixture.advance(3 * HOUR).await;
+        }
+    }
 }
 
 async fn a_step_of_the_clock_declares_no_live_worker_dead(fixture: Fixture) {
@@ -34,7 +57,7 @@ async fn a_step_of_the_clock_declares_no_live_worker_dead(fixture: Fixture) {
     let busy = run_worker(
         worker(&fixture)
             .settings(Settings {
-                heartbeat_interval: SECOND,
+                heartbeat_interval: HEARTBEAT,
                 recovery: RecoverySettings { enabled: false, ..RecoverySettings::default() },
                 ..Settings::default()
             })
@@ -50,25 +73,23 @@ async fn a_step_of_the_clock_declares_no_live_worker_dead(fixture: Fixture) {
     .await;
     started.wait_for(1).await;
     let silent = |name: &str| NewWorker { stale_after: MINUTE, ..NewWorker::new(name) };
-    let is_dead =
-        async |worker: &NewWorker| fixture.worker_record(worker.id).await.expect("worker").dead_at.is_some();
-    let first = silent("first");
+    let (first, second) = (silent("first"), silent("second"));
     fixture.store().register(&first).await.expect("register");
     fixture.advance(61 * SECOND).await;
-    let sweeper = run_worker(worker(&fixture).upkeep_only()).await;
-    until("the sweeper sweeps", || is_dead(&first)).await;
-
-    let second = silent("second");
-    fixture.store().register(&second).await.expect("register");
-    fixture.advance(3 * HOUR).await;
+    let (first, second_id) = (first.id, second.id);
+    let hooks = StepAfterSweep { fixture: fixture.clone(), silent: Mutex::new(Some(second)) };
+    let sweeper = run_worker(worker(&fixture).hooks(hooks).upkeep_only()).await;
     // The sweeper resumes: only the worker without heartbeats is dead.
-    until("the sweeper sweeps again", || is_dead(&second)).await;
+    until("the sweeper sweeps after the step", || async {
+        fixture.worker_record(second_id).await.is_some_and(|worker| worker.dead_at.is_some())
+    })
+    .await;
     // The same sweep forgets the first one, which has been dead for hours, a moment later.
-    let is_forgotten = async || fixture.worker_record(first.id).await.is_none();
+    let is_forgotten = async || fixture.worker_record(first).await.is_none();
     until("the first worker is forgotten", is_forgotten).await;
     let workers = fixture.workers(None).await.expect("workers");
     let dead = workers.iter().filter(|worker| worker.dead_at.is_some()).map(|worker| worker.id);
-    assert_eq!(dead.collect::<Vec<_>>(), [second.id], "{workers:?}");
+    assert_eq!(dead.collect::<Vec<_>>(), [second_id], "{workers:?}");
     assert_eq!(workers.len(), 3, "a worker registered again: {workers:?}");
     assert_eq!(fixture.status(id).await, Status::Running);
     finish.notify_one();

@@ -54,7 +54,7 @@ impl Claimer {
             if claimed.iter().any(|job| job.lease().id == id) {
                 return claimed;
             }
-            assert!(began.elapsed() < Duration::from_secs(20), "the claimer did not find the job");
+            assert!(began.elapsed() < MAX_WAIT, "the claimer did not find the job");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

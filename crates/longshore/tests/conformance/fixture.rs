@@ -25,6 +25,10 @@ pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 pub(crate) const HOUR: Duration = Duration::from_secs(60 * 60);
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How long a case waits for something that must happen. Only a case that hangs takes so long, however
+/// slow the machine is: no rule may depend on it.
+pub(crate) const MAX_WAIT: Duration = MINUTE;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
     Postgres,
@@ -155,6 +159,10 @@ impl Fixture {
             Database::Schema(schema) => {
                 let mut connection = postgres(schema).await;
                 let done = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut connection).await;
+                if done.is_err() {
+                    // The server reports an error before it releases the locks of the statement.
+                    connection.ping().await.expect("the statement has ended");
+                }
                 done.map(drop).map_err(|error| error.to_string())
             }
             Database::File(path) => {

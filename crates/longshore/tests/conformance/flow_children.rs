@@ -284,7 +284,7 @@ async fn a_worker_runs_a_flow_from_its_first_to_its_last_task(fixture: Fixture) 
         Ok(())
     }
     fixture.store().pin_clock(None).await.expect("pin_clock");
-    let settings = Settings { poll_interval: MINUTE, max_poll_interval: MINUTE, ..Settings::default() };
+    let settings = Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..Settings::default() };
     let worker = Worker::builder(fixture.client()).settings(settings).function("work", nothing);
     let running = run_worker(worker).await;
     // Found at once by a wake-up, not by a poll.

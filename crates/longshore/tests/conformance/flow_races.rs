@@ -12,6 +12,7 @@ use tokio::sync::Barrier;
 
 use crate::fixture::*;
 use crate::flows::{member, named};
+use crate::locks::until_blocked_by;
 use crate::races::{join, settle, spawn_at};
 use crate::worker::{run_worker, until, until_status};
 
@@ -202,23 +203,16 @@ async fn a_failure_that_is_stored_after_a_retry_has_begun_is_followed_first(fixt
         fixture.must_finish(&bad, failed_permanently()).await;
         follow(&fixture).await;
         let slow = claim_kind(&fixture, worker, "slow").await;
+        // Before the retry, which does not wait for the lock for long.
+        let quiet = fixture.second_client().await;
+        let nobody_follows = quiet.hold_advances().await;
 
         let mut lock = fixture.postgres().await;
         let statement = format!("begin; lock table {what}");
         sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut lock).await.expect("lock");
-        let (client, mut watcher) = (fixture.client(), fixture.postgres().await);
+        let client = fixture.client();
         let retrying = tokio::spawn(async move { client.retry_flow(flow).await });
-        let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut lock).await.expect("pid");
-        loop {
-            let waits =
-                "select exists (select 1 from pg_stat_activity where $1 = any(pg_blocking_pids(pid)))";
-            if sqlx::query_scalar(waits).bind(pid).fetch_one(&mut watcher).await.expect("waits") {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-        let quiet = fixture.second_client().await;
-        let nobody_follows = quiet.hold_advances().await;
+        until_blocked_by(&mut lock).await;
         assert_eq!(settle(quiet.clone(), vec![slow], failed_permanently()).await, [Fenced::Held]);
         sqlx::raw_sql("commit").execute(&mut lock).await.expect("unlock");
 
@@ -449,7 +443,7 @@ async fn a_join_and_the_end_of_the_last_child_never_miss_each_other(fixture: Fix
         ctx.join("joined").await?.results::<Option<()>>().map(drop)
     }
     fixture.store().pin_clock(None).await.expect("pin_clock");
-    let settings = Settings { poll_interval: MINUTE, max_poll_interval: MINUTE, ..Settings::default() };
+    let settings = Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..Settings::default() };
     let builder = Worker::builder(fixture.second_client().await).settings(settings);
     let running = run_worker(builder.function("parent", parent)).await;
     let worker = fixture.worker().await;

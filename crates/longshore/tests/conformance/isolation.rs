@@ -4,7 +4,6 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 use longshore::store::{Beat, ClaimRequest, Fenced, KeyWait};
 use longshore::{Client, Enqueued, EnqueuedAs, JobId, NewJob, Report, Result, Status, UniqueMode};
@@ -31,8 +30,8 @@ cases! {
     enqueues_beyond_the_limit_are_refused_at_once,
 }
 
-/// More callers than the pool has connections.
-const CALLERS: usize = 24;
+/// So many callers that they would use all connections of the pool for longer than an operation waits for one.
+const CALLERS: usize = 96;
 
 /// The transaction that holds the keys `held`, idempotency and unique, and its job.
 async fn hold_keys(fixture: &Fixture) -> (PgConnection, JobId) {
@@ -58,41 +57,37 @@ fn callers_of_held_keys(fixture: &Fixture) -> Vec<JoinHandle<Result<Enqueued>>> 
     (0..CALLERS).map(|caller| tokio::spawn(enqueue_held(fixture.client(), caller))).collect()
 }
 
-/// Fails unless `work` takes a fraction of the time that callers wait for a key, with
-/// room for a busy machine.
-async fn soon<T>(what: &str, work: impl Future<Output = Result<T>>) -> T {
-    let began = Instant::now();
-    let done = in_time(work).await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
-    assert!(began.elapsed() < 4 * SECOND, "{what} took {:?}", began.elapsed());
-    done
+/// Fails if `work` gets no connection.
+async fn works<T>(what: &str, work: impl Future<Output = Result<T>>) -> T {
+    in_time(work).await.unwrap_or_else(|error| panic!("{what}: {error:?}"))
 }
 
 /// What heartbeats, health checks, workers and other callers do.
 async fn everything_else_works(fixture: &Fixture, round: usize) {
     let store = fixture.store();
-    soon("the health check", store.now()).await;
+    works("the health check", store.now()).await;
     let worker = fixture.worker_with(DAY).await;
-    let beat = soon("a heartbeat", store.beat(worker, &[])).await;
+    let beat = works("a heartbeat", store.beat(worker, &[])).await;
     assert!(matches!(beat, Beat::Alive { .. }), "{beat:?}");
     let own = format!("own-{round}");
     let plain =
-        soon("a plain enqueue", async { fixture.enqueue(job("own").queue(own.as_str())).await }).await;
+        works("a plain enqueue", async { fixture.enqueue(job("own").queue(own.as_str())).await }).await;
     let batch = vec![job("own").queue("batch"), job("own").queue("batch")];
-    soon("a plain batch", fixture.enqueue_many(batch)).await;
+    works("a plain batch", fixture.enqueue_many(batch)).await;
     let request = ClaimRequest { queues: vec![own], ..ClaimRequest::new(worker, 1) };
-    let claims = soon("a claim", fixture.client().claim(&request, &mut Default::default())).await;
+    let claims = works("a claim", fixture.client().claim(&request, &mut Default::default())).await;
     assert_eq!(ids(&claims.jobs), [plain.id]);
     let report =
         Report { claimed: &claims.jobs[0], ending: done(), follow_ups: Vec::new(), has_progressed: false };
-    assert_eq!(soon("a settle", fixture.settle(vec![report])).await, [Fenced::Held]);
+    assert_eq!(works("a settle", fixture.settle(vec![report])).await, [Fenced::Held]);
     for n in 0..3 {
         let free = job("free").queue("free").idempotency_key(format!("free-{round}-{n}"));
-        soon("another key", async { fixture.enqueue(free).await }).await;
+        works("another key", async { fixture.enqueue(free).await }).await;
         let free = job("free").queue("free").unique_key(format!("free-{round}-{n}"), UniqueMode::Replace);
-        soon("another unique key", async { fixture.enqueue(free).await }).await;
+        works("another unique key", async { fixture.enqueue(free).await }).await;
     }
     let free = job("free").queue("free").idempotency_key(format!("free-{round}-batch"));
-    soon("a batch with another key", fixture.enqueue_many([free])).await;
+    works("a batch with another key", fixture.enqueue_many([free])).await;
 }
 
 async fn callers_of_a_held_key_delay_nothing_else(fixture: Fixture) {
@@ -108,7 +103,7 @@ async fn callers_of_a_held_key_delay_nothing_else(fixture: Fixture) {
             })
         })
         .collect();
-    until_blocked_by(&fixture, &mut holder).await;
+    until_blocked_by(&mut holder).await;
     for round in 0..3 {
         everything_else_works(&fixture, round).await;
     }
@@ -128,7 +123,7 @@ async fn callers_of_a_held_key_get_the_right_job_once_it_is_free(fixture: Fixtur
     }
     // These callers still wait when the transaction commits, or try again after it.
     let waiting = callers_of_held_keys(&fixture);
-    until_blocked_by(&fixture, &mut holder).await;
+    until_blocked_by(&mut holder).await;
     sqlx::raw_sql("commit").execute(&mut holder).await.expect("commit");
     for (n, caller) in waiting.into_iter().enumerate() {
         let enqueued = match in_time(caller).await.expect("task") {
@@ -192,7 +187,7 @@ async fn commands_on_a_locked_job_delay_nothing_else(fixture: Fixture) {
             tokio::spawn(async move { client.cancel(id).await })
         })
         .collect();
-    until_blocked_by(&fixture, &mut other).await;
+    until_blocked_by(&mut other).await;
     everything_else_works(&fixture, 0).await;
     for command in commands {
         let error = in_time(command).await.expect("task").expect_err("the job is locked");

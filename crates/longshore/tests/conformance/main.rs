@@ -67,6 +67,8 @@ mod kinds;
 mod limits;
 mod locks;
 mod migrate;
+#[path = "../missing/mod.rs"]
+mod missing;
 mod operate;
 mod operations;
 mod payloads;

@@ -30,6 +30,7 @@ cases! {
     a_process_that_lost_an_operation_cannot_store_progress,
     an_operation_that_was_stopped_is_no_longer_held,
     the_oldest_operation_that_nobody_holds_is_taken,
+    an_operation_is_taken_by_one_of_many_processes,
     a_large_operation_does_not_delay_a_small_one,
     a_job_that_fails_again_is_not_retried_again,
     a_job_that_failed_again_before_the_process_died_is_not_retried_again,
@@ -403,6 +404,24 @@ async fn the_oldest_operation_that_nobody_holds_is_taken(fixture: Fixture) {
     assert_eq!(take().await, None);
     fixture.advance(30 * SECOND).await;
     assert_eq!(take().await, Some(started[0]));
+}
+
+/// All of them see that it is free before one of them takes it.
+async fn an_operation_is_taken_by_one_of_many_processes(fixture: Fixture) {
+    start(&fixture, NewOperation::matching(Action::Retry, of_kind("mail"))).await;
+    for _ in 0..20 {
+        let take = || {
+            let store = fixture.store().clone();
+            tokio::spawn(async move { store.take_operation(Uuid::now_v7(), 30 * SECOND).await })
+        };
+        let processes: Vec<_> = (0..10).map(|_| take()).collect();
+        let mut taken = 0;
+        for process in processes {
+            taken += usize::from(process.await.expect("task").expect("take").is_some());
+        }
+        assert_eq!(taken, 1);
+        fixture.advance(30 * SECOND).await;
+    }
 }
 
 async fn a_large_operation_does_not_delay_a_small_one(fixture: Fixture) {

@@ -37,7 +37,7 @@ impl PgBouncer {
     /// Starts PgBouncer with these settings; `None` if it is not installed.
     fn start(settings: &str) -> Option<Self> {
         let Some(program) = program() else {
-            eprintln!("skipped: pgbouncer is not installed (Debian: apt-get install pgbouncer)");
+            crate::missing::skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)");
             return None;
         };
         // A port that was free a moment ago may be taken by now.
@@ -77,7 +77,7 @@ impl PgBouncer {
         let started = Instant::now();
         while TcpStream::connect(&bouncer.address).is_err() {
             let ended = bouncer.child.try_wait().expect("the process");
-            if ended.is_some() || started.elapsed() > 10 * SECOND {
+            if ended.is_some() || started.elapsed() > MAX_WAIT {
                 eprintln!("{}", fs::read_to_string(bouncer.folder.join("log")).unwrap_or_default());
                 return None;
             }
@@ -153,7 +153,7 @@ async fn everything_works_through_pgbouncer_in_session_mode(fixture: Fixture) {
     let mut wakeups = client.store().subscribe().await.expect("subscribe");
     let other = Client::connect(&url).await.expect("connect");
     other.enqueue(job("sms").queue("phones")).await.expect("enqueue");
-    let notified = tokio::time::timeout(10 * SECOND, wakeups.next()).await.expect("a notification");
+    let notified = tokio::time::timeout(MAX_WAIT, wakeups.next()).await.expect("a notification");
     assert_eq!(notified.as_deref(), Some("phones"));
     // Many statements at once, on several connections.
     let enqueued = (0..20).map(|n| {

@@ -590,7 +590,6 @@ fn skipped(report: &FiredReport) -> Vec<&str> {
 async fn fire_while_held(fixture: &Fixture, held: &str) {
     let other = open_transaction(fixture, held).await;
     fixture.store().pin_clock(Some(at("07:10:00"))).await.expect("pin_clock");
-    let began = std::time::Instant::now();
     for (pass, expected) in [vec!["a", "c"], vec![]].into_iter().enumerate() {
         let report = in_time(fixture.fire_due()).await.expect("fire");
         let names: Vec<&str> = report.fired.iter().map(|fired| fired.schedule.as_str()).collect();
@@ -599,7 +598,6 @@ async fn fire_while_held(fixture: &Fixture, held: &str) {
         let wait = (report.next_wake.expect("a wake time") - report.looked_at).to_std().expect("later");
         assert!((SECOND / 10..=SECOND).contains(&wait), "{wait:?}");
     }
-    assert!(began.elapsed() < 5 * SECOND, "{:?}", began.elapsed());
     roll_back(other).await;
     let report = fixture.fire_due().await.expect("fire");
     assert_eq!((fired(&report), skipped(&report)), (vec![("b", at("07:10:00"))], vec![]));

@@ -469,7 +469,7 @@ async fn ids_generated_in_sql_are_version_seven_and_sort_with_those_of_the_libra
 async fn a_job_enqueued_from_sql_wakes_subscribers(fixture: Fixture) {
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     enqueue(&fixture, "'mail', queue => 'letters'").await.expect("enqueue");
-    let wake_up = tokio::time::timeout(Duration::from_secs(20), wakeups.next()).await;
+    let wake_up = tokio::time::timeout(MAX_WAIT, wakeups.next()).await;
     assert_eq!(wake_up.expect("a wake-up"), Some("letters".into()));
 }
 

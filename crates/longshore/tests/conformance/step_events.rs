@@ -278,23 +278,28 @@ async fn a_cancelled_job_wakes_for_no_event(fixture: Fixture) {
 }
 
 async fn a_wait_that_was_left_behind_wakes_nothing(fixture: Fixture) {
-    let id = fixture.enqueue_kind("pay").await;
     let worker_id = fixture.worker().await;
     let wait = |event: &str| {
         let until = Some(start() + DAY);
         vec![PendingWait { step: format!("event:{event}"), until, events: vec![event.into()] }]
     };
-    let claimed = fixture.claim_one(worker_id).await;
-    fixture.must_finish(&claimed, Ending::Suspended { waits: wait("first") }).await;
+    let ids = [fixture.enqueue_kind("pay").await, fixture.enqueue_kind("pay").await];
+    for claimed in fixture.claim(worker_id, 2).await {
+        fixture.must_finish(&claimed, Ending::Suspended { waits: wait("first") }).await;
+    }
     fixture.advance(DAY).await;
-    let claimed = fixture.claim_one(worker_id).await;
-    // The job runs, and then sleeps for another reason.
+    let claimed = fixture.claim(worker_id, 2).await;
+    // One job runs, and then sleeps for another reason. The other one fails.
     fixture.emit("first", &1).await.expect("emit");
     let until = Some(start() + 9 * DAY);
     let waits = vec![PendingWait { step: "nap".into(), until, events: Vec::new() }];
-    fixture.must_finish(&claimed, Ending::Suspended { waits }).await;
+    fixture.must_finish(&claimed[0], Ending::Suspended { waits }).await;
+    let failed = Ending::Failed { error: "declined".into(), retry_in: Some(8 * DAY) };
+    fixture.must_finish(&claimed[1], failed).await;
     fixture.deliver_events().await.expect("deliver");
-    assert_eq!(fixture.get(id).await.expect("get").run_at, start() + 9 * DAY);
+    for id in ids {
+        assert_eq!(fixture.get(id).await.expect("get").run_at, start() + 9 * DAY);
+    }
 }
 
 async fn old_events_are_removed_and_undelivered_ones_are_kept(fixture: Fixture) {
@@ -412,10 +417,10 @@ async fn the_events_of_one_sql_transaction_are_one_notification(fixture: Fixture
         sqlx::query(emit).execute(&mut *transaction).await.expect("emit");
     }
     transaction.commit().await.expect("commit");
-    tokio::time::timeout(20 * SECOND, notices.next()).await.expect("a notification");
+    tokio::time::timeout(MAX_WAIT, notices.next()).await.expect("a notification");
     // A notification of a later transaction comes after all of this one.
     sqlx::query("select emit('last')").execute(&mut connection).await.expect("emit");
-    tokio::time::timeout(20 * SECOND, notices.next()).await.expect("a notification");
+    tokio::time::timeout(MAX_WAIT, notices.next()).await.expect("a notification");
     let more = std::pin::pin!(notices.next());
     let polled = more.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
     assert!(polled.is_pending(), "one notification per transaction");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use longshore::store::{Fenced, NewStep, PendingWait, StepState};
 use longshore::worker::{Batched, Builder, Settings};
-use longshore::{Context, Ending, Failure, JobId, NewJob, Status, Worker};
+use longshore::{Context, Ending, Failure, JobId, NewJob, RetryPolicy, Status, Worker};
 
 use crate::fixture::*;
 use crate::worker::drain;
@@ -19,6 +19,7 @@ cases! {
     the_saved_work_of_several_jobs_is_read_together,
     a_repeated_save_keeps_the_first_value,
     attempts_and_interruptions_count_since_the_last_step,
+    the_backoff_counts_attempts_since_the_last_step,
     a_failed_step_is_not_journaled,
     bad_steps_are_refused_and_store_nothing,
     a_sleep_holds_no_lease_and_ends_at_its_first_deadline,
@@ -121,11 +122,15 @@ async fn a_stale_lease_journals_nothing(fixture: Fixture) {
     let id = fixture.enqueue_kind("order").await;
     let worker_id = fixture.worker().await;
     let old = fixture.claim_one(worker_id).await;
-    fixture.must_finish(&old, Ending::Released).await;
+    fixture
+        .must_finish(&old, Ending::Failed { error: "declined".into(), retry_in: Some(Duration::ZERO) })
+        .await;
     let new = fixture.claim_one(worker_id).await;
     let step = |lease| NewStep { lease, name: "charge".into(), value: raw("1") };
+    assert_eq!(fixture.save_steps(&[step(old.lease())]).await.expect("save"), [Fenced::LeaseLost]);
+    assert_eq!(fixture.get(id).await.expect("get").attempts, 2, "the job has not progressed");
     let results = fixture.save_steps(&[step(old.lease()), step(new.lease())]).await.expect("save");
-    assert_eq!(results, [longshore::store::Fenced::LeaseLost, longshore::store::Fenced::Held]);
+    assert_eq!(results, [Fenced::LeaseLost, Fenced::Held]);
     let steps = fixture.steps(id).await.expect("steps");
     assert_eq!((steps.len(), steps[0].lease_no), (1, new.lease().lease_no));
 }
@@ -212,6 +217,26 @@ async fn attempts_and_interruptions_count_since_the_last_step(fixture: Fixture) 
     }
     let job = fixture.get(id).await.expect("get");
     assert_eq!((job.status, job.interruptions), (Status::Retrying, 1));
+}
+
+async fn the_backoff_counts_attempts_since_the_last_step(fixture: Fixture) {
+    let calls = Calls::default();
+    let order = move |(): (), ctx: Context| {
+        let calls = calls.clone();
+        async move {
+            if calls.count() == 2 {
+                ctx.step("charge", || async { Ok::<(), Failure>(()) }).await?;
+            }
+            Err::<(), _>(Failure::retry("declined"))
+        }
+    };
+    let policy = RetryPolicy::list([SECOND, HOUR]);
+    let id = fixture.add(NewJob::new("order", &()).max_attempts(9).retry(policy)).await;
+    for delay in [SECOND, SECOND, HOUR] {
+        drain(worker(&fixture).function("order", order.clone())).await;
+        assert_eq!(fixture.get(id).await.expect("get").run_at, fixture.now().await + delay);
+        fixture.advance(delay).await;
+    }
 }
 
 async fn a_failed_step_is_not_journaled(fixture: Fixture) {
@@ -365,7 +390,7 @@ async fn a_task_that_outlives_its_handler_does_not_wait_forever(fixture: Fixture
     };
     fixture.add(NewJob::new("leaves", &())).await;
     drain(worker(&fixture).function("leaves", leaves)).await;
-    let error = tokio::time::timeout(20 * SECOND, ended.recv()).await.expect("it ends");
+    let error = tokio::time::timeout(MAX_WAIT, ended.recv()).await.expect("it ends");
     assert_eq!(error, Some(true));
 }
 

@@ -1,7 +1,5 @@
 //! Wake-ups. They are hints, so these cases wait for them with a generous timeout.
 
-use std::time::Duration;
-
 use longshore::store::{Notice, Wakeups};
 use longshore::{Client, NewJob};
 use tokio::sync::mpsc;
@@ -31,7 +29,7 @@ async fn expect_wake_up(wakeups: &mut Wakeups, queue: &str) {
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("no wake-up within 20 seconds");
+    tokio::time::timeout(MAX_WAIT, wait).await.expect("no wake-up");
 }
 
 /// Notifies this process and others, as the client does.
@@ -84,7 +82,7 @@ async fn a_wake_up_among_many_concurrent_ones_is_received(fixture: Fixture) {
     for round in 0..400 {
         while received.try_recv().is_ok() {}
         wake(&fixture, "letters").await;
-        let wake_up = tokio::time::timeout(Duration::from_secs(5), received.recv()).await;
+        let wake_up = tokio::time::timeout(MAX_WAIT, received.recv()).await;
         assert_eq!(wake_up, Ok(Some(())), "round {round}: no wake-up");
     }
     others.abort();

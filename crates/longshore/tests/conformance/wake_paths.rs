@@ -19,7 +19,7 @@ use sqlx::Connection as _;
 
 use crate::fixture::*;
 use crate::locks::{open_transaction, roll_back};
-use crate::worker::{nothing, run_worker, until, until_status};
+use crate::worker::{nothing, run_worker, until_status};
 
 cases! {
     an_enqueue_starts_the_job,
@@ -122,25 +122,35 @@ async fn an_event_starts_the_job_that_waits_for_it(fixture: Fixture) {
     must_start(&fixture, running, claimed.lease().id).await;
 }
 
-/// Upkeep looks for new events every second, too. So each event is emitted right after such a
-/// look, and ten of them take about ten seconds unless they are notified.
+/// Upkeep looks for new events every second, too. Each event is emitted when the job of the last one has ended. If
+/// only upkeep delivered them, each event would be emitted after such a look and would wait for the next, which is
+/// almost a second later. So one event that is delivered sooner was notified.
 async fn an_event_emitted_in_sql_starts_the_job_at_once(fixture: Fixture) {
+    const ROUNDS: usize = 30;
     let mut jobs = Vec::new();
-    for round in 0..10 {
+    for round in 0..ROUNDS {
         let claimed = running_elsewhere(&fixture).await;
         fixture.must_finish(&claimed, waits_for(&format!("round {round}"))).await;
         jobs.push(claimed.lease().id);
     }
     let running = idle_worker(&fixture).await;
     let mut connection = fixture.postgres().await;
-    let started = std::time::Instant::now();
+    let mut shortest = MAX_WAIT;
     for (round, id) in jobs.into_iter().enumerate() {
+        let began = std::time::Instant::now();
         let emit = sqlx::query("select emit($1)").bind(format!("round {round}"));
         emit.execute(&mut connection).await.expect("emit");
         until_status(&fixture, id, Status::Succeeded).await;
+        // The first one can be emitted right before a look.
+        if round > 0 {
+            shortest = shortest.min(began.elapsed());
+        }
+        if shortest < SECOND / 2 {
+            running.stop().await;
+            return;
+        }
     }
-    assert!(started.elapsed() < 6 * SECOND, "they were not delivered at once: {:?}", started.elapsed());
-    running.stop().await;
+    panic!("no event was delivered at once: {shortest:?}");
 }
 
 async fn a_job_that_is_suspended_after_its_event_starts(fixture: Fixture) {
@@ -223,19 +233,23 @@ async fn an_enqueue_with_a_key_starts_the_job(fixture: Fixture) {
 }
 
 async fn an_enqueue_that_waited_for_its_key_starts_the_job(fixture: Fixture) {
+    // The enqueue has left its lane, where it would wait for 200 ms. It waits for two seconds in total.
+    const WAITS: &str = "
+        select exists (
+          select
+            from pg_stat_activity
+           where $1 = any(pg_blocking_pids(pid))
+             and clock_timestamp() - query_start > interval '300 ms')";
     let running = idle_worker(&fixture).await;
+    let mut other = fixture.postgres().await;
     let mut holder = open_transaction(&fixture, "select enqueue('x', idempotency_key => 'once')").await;
     let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut holder).await.expect("pid");
     let client = fixture.client();
     let waiting = tokio::spawn(async move { client.enqueue(job("mail").idempotency_key("once")).await });
-    // The enqueue has left its lane, where it would wait for 200 ms.
-    let waited = format!(
-        "select count(*)
-           from pg_stat_activity
-          where {pid} = any(pg_blocking_pids(pid))
-            and clock_timestamp() - query_start > interval '300 ms'"
-    );
-    until("the enqueue waits for its key", || async { fixture.query_number(&waited, None).await > 0 }).await;
+    while !sqlx::query_scalar::<_, bool>(WAITS).bind(pid).fetch_one(&mut other).await.expect("waits") {
+        assert!(!waiting.is_finished(), "the enqueue does not wait for its key");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     roll_back(holder).await;
     let id = waiting.await.expect("task").expect("the key is free").id;
     must_start(&fixture, running, id).await;

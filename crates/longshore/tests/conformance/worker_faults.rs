@@ -93,7 +93,8 @@ async fn a_handler_that_panics_when_dropped_fails_only_its_own_attempt(fixture: 
 async fn a_cancelled_job_does_not_cancel_the_rest_of_its_batch(fixture: Fixture) {
     let mut ids = Vec::new();
     for n in 0..3 {
-        ids.push(fixture.add(NewJob::new("mail", &n).timeout(Some(SECOND))).await);
+        // Much longer than the cancel takes.
+        ids.push(fixture.add(NewJob::new("mail", &n).timeout(Some(5 * SECOND))).await);
     }
     let stopped = Arc::new(Mutex::new(Vec::<(JobId, StopReason)>::new()));
     let record = stopped.clone();
@@ -179,7 +180,8 @@ async fn a_hanging_stop_hook_is_stopped_after_the_grace_period(fixture: Fixture)
     let builder = worker(&fixture).hooks(SlowHooks { on_worker_stop: true, ..SlowHooks::default() });
     let builder = builder.shutdown_grace(Duration::from_millis(50)).function("mail", nothing);
     let running = run_worker(builder).await;
-    let ended = tokio::time::timeout(20 * SECOND, running.stop()).await;
+    // Other hooks may take half a minute.
+    let ended = tokio::time::timeout(25 * SECOND, running.stop()).await;
     assert!(ended.is_ok(), "the worker did not stop");
 }
 

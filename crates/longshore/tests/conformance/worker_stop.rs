@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use longshore::worker::{Builder, RunningWorker, StopReason, Stopper, Summary};
 use longshore::{AttemptEnd, Context, Failure, Status};
@@ -111,9 +111,8 @@ async fn jobs_still_running_after_the_grace_period_are_released_uncharged(fixtur
     )
     .await;
     started.wait_for(2).await;
-    let began = Instant::now();
+    // Neither of them ends by itself.
     assert_eq!(running.stop().await.put_back, 2);
-    assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
     assert_eq!(*reasons.lock().expect("lock"), [StopReason::Shutdown]);
     for id in [polite, stubborn] {
         let job = fixture.job(id).await;
@@ -129,7 +128,7 @@ async fn stopped_while_no_result_can_be_stored(
     jobs: u32,
 ) -> (StoreLock, Stopper, JoinHandle<Summary>) {
     fixture.enqueue_many((0..jobs).map(|_| job("slow"))).await.expect("enqueue");
-    let builder = worker(fixture).concurrency(jobs).shutdown_grace(MINUTE);
+    let builder = worker(fixture).concurrency(jobs).shutdown_grace(HOUR);
     let (running, go) = running_slow_jobs(builder, jobs).await;
     let lock = StoreLock::new(fixture).await;
     let stopper = running.stopper();
@@ -152,9 +151,9 @@ async fn results_are_stored_as_long_as_the_grace_period_lasts(fixture: Fixture) 
 async fn a_stop_without_grace_does_not_wait_for_results(fixture: Fixture) {
     let (lock, stopper, stop) = stopped_while_no_result_can_be_stored(&fixture, 2).await;
     stopper.stop_now();
-    let began = Instant::now();
-    stop.await.expect("stop");
-    assert!(began.elapsed() < 10 * SECOND, "{:?}", began.elapsed());
+    // The grace period lasts for an hour.
+    let stopped = tokio::time::timeout(MAX_WAIT, stop).await;
+    stopped.expect("the worker waits for its results").expect("stop");
     lock.release().await;
 }
 

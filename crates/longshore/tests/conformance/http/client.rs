@@ -1,5 +1,7 @@
 //! The client that cases use: it calls the API in process or over a real socket.
 
+use std::time::Duration;
+
 use axum::Router;
 use axum::body::Body;
 use axum::http::response::Parts;
@@ -11,7 +13,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, SECOND};
+
+/// The longest time that a call can request to wait.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(20);
+
+/// Fails if a call that may wait for [`LONGEST_WAIT`] waits until then. It may return the same then.
+pub(crate) async fn before_timeout<T>(call: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LONGEST_WAIT - 3 * SECOND, call).await.expect("the call waited until its timeout")
+}
 
 /// A client of an API. It calls the router directly unless the API listens on a socket.
 #[derive(Clone)]

@@ -44,7 +44,7 @@ impl Stream {
     /// The next event, or `None` at the end of the stream. Keep-alive comments are not
     /// events, so a stream that sends nothing else runs into the timeout.
     async fn next(&mut self) -> Option<Event> {
-        tokio::time::timeout(30 * SECOND, self.read()).await.expect("an event or the end")
+        tokio::time::timeout(MAX_WAIT, self.read()).await.expect("an event or the end")
     }
 
     async fn read(&mut self) -> Option<Event> {

@@ -12,10 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::auth::{token, with_tokens_required};
-use super::client::{HttpClient, Response};
+use super::client::{HttpClient, Response, before_timeout};
 use super::leases::{ended, held, settle, worker};
 use crate::fixture::*;
-use crate::locks::in_time;
 use crate::worker::until;
 
 cases! {
@@ -64,7 +63,9 @@ impl Holder {
         for _ in 0..jobs {
             fixture.add(job("greet")).await;
         }
-        let leased = http.post("/leases", &json!({ "limit": jobs })).await.expect_status(200);
+        // No heartbeat finds a cancel while a call waits.
+        let body = json!({ "limit": jobs, "stale_after_seconds": 3600 });
+        let leased = http.post("/leases", &body).await.expect_status(200);
         let holder = Holder { worker: worker(&leased), leases: leases(&leased), http };
         assert_eq!(holder.leases.len(), jobs);
         holder
@@ -276,8 +277,7 @@ async fn a_call_with_reports_needs_a_worker_and_does_not_wait(fixture: Fixture) 
     let too_many = vec![holder.leases[0].clone(); 1001];
     let too_many: Vec<Value> = too_many.iter().map(|lease| with(lease, "progress", json!(1))).collect();
     holder.send(json!({ "progress": too_many })).await.expect_problem(422, "validation", "progress");
-    // It would wait for 20 seconds, and `in_time` waits for 10.
-    let response = in_time(holder.call(json!({ "settle": settle, "wait_seconds": 20 }))).await;
+    let response = before_timeout(holder.call(json!({ "settle": settle, "wait_seconds": 20 }))).await;
     assert_eq!((&response["settled"][0]["settled"], &response["jobs"]), (&json!("stored"), &json!([])));
 }
 
@@ -292,7 +292,7 @@ async fn a_call_without_claims_waits_for_a_cancel_and_not_for_jobs(fixture: Fixt
     assert_eq!(held(&other)["id"], due.to_string());
     assert!(!waiting.is_finished(), "it waits for no jobs");
     fixture.cancel(id_of(&holder.leases[0])).await.expect("cancel");
-    let response = in_time(waiting).await.expect("a response");
+    let response = before_timeout(waiting).await.expect("a response");
     assert_eq!((&response["cancel"], &response["jobs"]), (&json!(holder.leases), &json!([])));
 }
 
@@ -309,14 +309,14 @@ async fn the_loss_of_a_lease_ends_the_wait_of_one_call(fixture: Fixture) {
     let elsewhere = HttpClient::new(&fixture);
     let item = ended(&holder.leases[0], "succeeded", json!({}));
     assert_eq!(settle(&elsewhere, &holder.worker, item).await, "stored");
-    let response = in_time(waiting).await.expect("a response");
+    let response = before_timeout(waiting).await.expect("a response");
     assert_eq!(response["lost"], json!(holder.leases));
     // The next call still lists it, and waits.
     fixture.advance(SECOND).await;
     let waiting = holder.start(json!({ "held": holder.leases }));
     holder.until_heartbeat(&fixture).await;
     let id = fixture.add(job("greet")).await;
-    let response = in_time(waiting).await.expect("a response");
+    let response = before_timeout(waiting).await.expect("a response");
     assert_eq!(
         (&response["lost"], &response["jobs"][0]["id"]),
         (&json!(holder.leases), &json!(id.to_string()))
@@ -330,15 +330,15 @@ async fn a_call_that_claims_ends_the_wait_of_an_earlier_one(fixture: Fixture) {
     holder.until_heartbeat(&fixture).await;
     let second = holder.call(json!({ "limit": 1, "held": holder.leases })).await;
     assert_eq!(second["jobs"], json!([]));
-    assert_eq!(in_time(waiting).await.expect("a response")["jobs"], json!([]), "it returns no jobs");
+    assert_eq!(before_timeout(waiting).await.expect("a response")["jobs"], json!([]), "it returns no jobs");
     // Only the newest call waits, and it gets the next job.
     fixture.advance(SECOND).await;
     let first = holder.start(json!({ "held": holder.leases }));
     holder.until_heartbeat(&fixture).await;
     let newest = holder.start(json!({ "held": holder.leases }));
-    assert_eq!(in_time(first).await.expect("a response")["jobs"], json!([]));
+    assert_eq!(before_timeout(first).await.expect("a response")["jobs"], json!([]));
     let id = fixture.add(job("greet")).await;
-    assert_eq!(in_time(newest).await.expect("a response")["jobs"][0]["id"], id.to_string());
+    assert_eq!(before_timeout(newest).await.expect("a response")["jobs"][0]["id"], id.to_string());
 }
 
 async fn a_call_that_claims_nothing_ends_no_wait(fixture: Fixture) {
@@ -351,7 +351,7 @@ async fn a_call_that_claims_nothing_ends_no_wait(fixture: Fixture) {
     holder.call(json!({ "limit": 0 })).await;
     assert!(!waiting.is_finished(), "it still waits");
     let id = fixture.add(job("greet")).await;
-    assert_eq!(in_time(waiting).await.expect("a response")["jobs"][0]["id"], id.to_string());
+    assert_eq!(before_timeout(waiting).await.expect("a response")["jobs"][0]["id"], id.to_string());
 }
 
 async fn signing_off_ends_the_waits_of_the_worker(fixture: Fixture) {
@@ -364,7 +364,7 @@ async fn signing_off_ends_the_waits_of_the_worker(fixture: Fixture) {
     holder.until_heartbeat(&fixture).await;
     holder.http.send("DELETE", &format!("/leases/{}", holder.worker), &[], "").await.expect_status(204);
     for waiting in [claims, watches] {
-        assert_eq!(in_time(waiting).await.expect("a response")["jobs"], json!([]));
+        assert_eq!(before_timeout(waiting).await.expect("a response")["jobs"], json!([]));
     }
     holder.send(json!({})).await.expect_status(409);
 }
@@ -416,7 +416,7 @@ async fn a_leased_job_carries_metadata_context_checkpoint_and_steps(fixture: Fix
     let request = json!({ "worker_id": worker_id, "wait_seconds": 20, "limit": 2 });
     let mut jobs = Vec::new();
     while jobs.len() < 2 {
-        let response = in_time(http.post("/leases", &request)).await.expect_status(200).json();
+        let response = before_timeout(http.post("/leases", &request)).await.expect_status(200).json();
         jobs.extend(response["jobs"].as_array().expect("jobs").clone());
     }
     let of = |id: longshore::JobId| jobs.iter().find(|job| job["id"] == id.to_string()).expect("the job");
@@ -447,7 +447,7 @@ async fn steps_that_are_too_large_for_a_response_are_left_out(fixture: Fixture) 
     let mut jobs = Vec::new();
     // The first look may start behind them.
     while jobs.len() < 3 {
-        let leased = in_time(holder.call(json!({ "limit": 3, "wait_seconds": 20 }))).await;
+        let leased = before_timeout(holder.call(json!({ "limit": 3, "wait_seconds": 20 }))).await;
         jobs = leased["jobs"].as_array().expect("jobs").clone();
         let is_complete = jobs.len() == 3;
         for job in jobs.iter().filter(|_| !is_complete) {
@@ -608,7 +608,7 @@ async fn a_step_that_another_server_stored_counts_in_a_settle(fixture: Fixture) 
     let request = json!({ "worker_id": worker_id, "wait_seconds": 20 });
     let failed = json!({ "error": "no paper" });
     for attempt in 1..=4 {
-        let lease = held(&in_time(http.post("/leases", &request)).await.expect_status(200));
+        let lease = held(&before_timeout(http.post("/leases", &request)).await.expect_status(200));
         if attempt == 2 {
             let steps = json!({ "worker_id": worker_id, "limit": 0, "steps": [with(&lease, "steps", json!([{ "name": "a" }]))] });
             let stored = HttpClient::new(&fixture).post("/leases", &steps).await.expect_status(200);

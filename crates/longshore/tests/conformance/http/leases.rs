@@ -10,9 +10,8 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::client::{HttpClient, Response};
+use super::client::{HttpClient, Response, before_timeout};
 use crate::fixture::{Engine, Fixture, MINUTE, SECOND, job};
-use crate::locks::in_time;
 use crate::worker::until;
 
 cases! {
@@ -278,10 +277,10 @@ fn long_poll(http: &HttpClient, worker_id: &str, lease: &Value) -> tokio::task::
     tokio::spawn(async move { http.post("/leases", &body).await.expect_status(200) })
 }
 
-/// A worker that holds one job.
+/// A worker that holds one job. No heartbeat finds a cancel while a call of it waits.
 async fn holder(fixture: &Fixture, http: &HttpClient) -> (String, Value) {
     fixture.add(job("greet")).await;
-    let leased = http.post("/leases", &json!({})).await.expect_status(200);
+    let leased = http.post("/leases", &json!({ "stale_after_seconds": 3600 })).await.expect_status(200);
     assert_eq!(leased.json()["cancel"], json!([]));
     (worker(&leased), held(&leased))
 }
@@ -309,11 +308,11 @@ async fn a_cancel_ends_the_long_poll_of_its_worker(fixture: Fixture) {
     until_polling(&fixture, &other).await;
     fixture.cancel(id_of(&lease)).await.expect("cancel");
     let [poll, other_poll] = polls;
-    let response = in_time(poll).await.expect("a response").json();
+    let response = before_timeout(poll).await.expect("a response").json();
     assert_eq!((&response["cancel"], &response["jobs"]), (&json!([lease]), &json!([])));
     assert!(!other_poll.is_finished(), "the other worker still waits");
     fixture.cancel(id_of(&other_lease)).await.expect("cancel");
-    assert_eq!(in_time(other_poll).await.expect("a response").json()["cancel"], json!([other_lease]));
+    assert_eq!(before_timeout(other_poll).await.expect("a response").json()["cancel"], json!([other_lease]));
     for (worker_id, lease) in [(mine, lease), (other, other_lease)] {
         assert_eq!(settle(&http, &worker_id, ended(&lease, "cancelled", json!({}))).await, "stored");
         assert_eq!(fixture.status(id_of(&lease)).await, Status::Cancelled);
@@ -326,7 +325,7 @@ async fn a_cancel_by_another_client_ends_a_long_poll(fixture: Fixture) {
     let poll = long_poll(&http, &worker_id, &lease);
     until_polling(&fixture, &worker_id).await;
     fixture.second_client().await.cancel(id_of(&lease)).await.expect("cancel");
-    assert_eq!(in_time(poll).await.expect("a response").json()["cancel"], json!([lease]));
+    assert_eq!(before_timeout(poll).await.expect("a response").json()["cancel"], json!([lease]));
 }
 
 async fn a_cancel_before_a_long_poll_is_in_its_response(fixture: Fixture) {
@@ -334,7 +333,7 @@ async fn a_cancel_before_a_long_poll_is_in_its_response(fixture: Fixture) {
     let (worker_id, lease) = holder(&fixture, &http).await;
     fixture.cancel(id_of(&lease)).await.expect("cancel");
     assert_eq!(
-        in_time(long_poll(&http, &worker_id, &lease)).await.expect("a response").json()["cancel"],
+        before_timeout(long_poll(&http, &worker_id, &lease)).await.expect("a response").json()["cancel"],
         json!([lease])
     );
     // Another server does not know that.
@@ -351,14 +350,14 @@ async fn a_reported_cancel_does_not_end_the_next_long_poll(fixture: Fixture) {
     let leased = http.post("/leases", &json!({ "stale_after_seconds": 3 })).await.expect_status(200);
     let (worker_id, lease) = (worker(&leased), held(&leased));
     fixture.cancel(id_of(&lease)).await.expect("cancel");
-    in_time(long_poll(&http, &worker_id, &lease)).await.expect("a response");
+    before_timeout(long_poll(&http, &worker_id, &lease)).await.expect("a response");
     let poll = long_poll(&http, &worker_id, &lease);
     for _ in 0..3 {
         fixture.advance(SECOND).await;
         until_heartbeat(&fixture).await;
     }
     let id = fixture.add(job("none")).await;
-    let response = in_time(poll).await.expect("a response").json();
+    let response = before_timeout(poll).await.expect("a response").json();
     assert_eq!(response["jobs"][0]["id"], id.to_string(), "the call waited for the job");
     assert_eq!(response["cancel"], json!([lease]), "it is listed until it is settled");
 }
@@ -763,7 +762,6 @@ async fn a_long_poll_ends_when_the_server_stops(fixture: Fixture) {
         );
     until_registered(&fixture).await;
     ending.send_replace(true);
-    let response =
-        tokio::time::timeout(10 * SECOND, waiting).await.expect("a prompt response").expect("a response");
+    let response = before_timeout(waiting).await.expect("a response");
     assert_eq!(response.json()["jobs"], json!([]));
 }
