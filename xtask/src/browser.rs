@@ -15,18 +15,18 @@ use std::{
 
 use crate::{
     debian,
-    run::{Result, cargo, step, succeeds, target_dir, took, workspace},
-    schemathesis::server::{Server, TestDatabase},
+    npm::Packages,
+    run::{Result, step, target_dir, took, workspace},
+    server::{self, Engine, Server, TestDatabase},
     test::{Database, OpenDatabase},
     time_limit::status_within,
+    tools::{self, CHROMIUM_NAMES, CHROMIUM_VARIABLE},
 };
 
-/// The variable that names another Chromium than the one on PATH.
-const CHROMIUM_VARIABLE: &str = "LONGSHORE_CHROMIUM";
 /// The prefix under which the second server of an engine is tested.
 const PREFIX: &str = "/queue";
-/// How long the tests on one engine may take.
-const TIME_LIMIT: Duration = Duration::from_secs(300);
+/// How long the tests on one engine may take before they count as hanging: many times what they need.
+const TIME_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 /// What was requested on the command line.
 #[derive(Debug, PartialEq)]
@@ -38,27 +38,19 @@ pub(crate) struct Options {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Engine {
-    Sqlite,
-    Postgres,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
     Test,
     Screenshots,
 }
 
-const BOTH: [Engine; 2] = [Engine::Sqlite, Engine::Postgres];
-
 impl Options {
     pub(crate) fn parse(args: Vec<OsString>) -> Result<Options, String> {
-        let mut options = Options { engines: BOTH.to_vec(), only: None, mode: Mode::Test };
+        let mut options = Options { engines: Engine::BOTH.to_vec(), only: None, mode: Mode::Test };
         let mut args = args.into_iter().map(|arg| arg.to_string_lossy().into_owned());
         while let Some(flag) = args.next() {
             let mut value = || args.next().ok_or(format!("`{flag}` needs a value"));
             match flag.as_str() {
-                "--engine" => options.engines = engines(&value()?)?,
+                "--engine" => options.engines = Engine::parse(&value()?)?,
                 "--only" => options.only = Some(value()?),
                 "--screenshots" => {
                     // On Postgres, where psql can add a history.
@@ -73,26 +65,9 @@ impl Options {
     }
 }
 
-fn engines(name: &str) -> Result<Vec<Engine>, String> {
-    match name {
-        "sqlite" => Ok(vec![Engine::Sqlite]),
-        "postgres" => Ok(vec![Engine::Postgres]),
-        "both" => Ok(BOTH.to_vec()),
-        other => Err(format!("unknown engine `{other}`; use sqlite, postgres or both")),
-    }
-}
-
-impl Engine {
-    fn name(self) -> &'static str {
-        match self {
-            Engine::Sqlite => "sqlite",
-            Engine::Postgres => "postgres",
-        }
-    }
-}
-
 /// `cargo xtask browser`.
 pub(crate) fn browser(options: &Options) -> Result {
+    tools::require("browser")?;
     let needs_postgres = options.engines.contains(&Engine::Postgres);
     let database = needs_postgres.then(Database::find).transpose()?;
     let suite = Suite::install()?;
@@ -100,25 +75,8 @@ pub(crate) fn browser(options: &Options) -> Result {
     run(options, &suite, database.as_ref())
 }
 
-/// All tests, for `cargo xtask test`. Skipped with a message if Chromium or the npm packages
-/// cannot be installed.
-pub(crate) fn quick(database: &OpenDatabase) -> Result {
-    match Suite::install() {
-        Ok(suite) => {
-            let options = Options { engines: BOTH.to_vec(), only: None, mode: Mode::Test };
-            run(&options, &suite, Some(database))
-        }
-        Err(reason) => {
-            eprintln!("==> browser: SKIPPED, {reason}");
-            Ok(())
-        }
-    }
-}
-
 fn run(options: &Options, suite: &Suite, database: Option<&OpenDatabase>) -> Result {
-    // The same features as for the tests, so that cargo does not build everything twice.
-    let build = ["build", "--workspace", "--all-features", "--bin", "longshore"];
-    step("build server", &mut cargo(build))?;
+    server::build()?;
     let mut failures = Vec::new();
     for engine in &options.engines {
         if let Err(error) = suite.run(*engine, options, database) {
@@ -139,8 +97,7 @@ struct Suite {
 }
 
 impl Suite {
-    /// Installs what is missing. Installs the npm packages again if the versions differ from
-    /// those installed before.
+    /// Installs what is missing.
     fn install() -> Result<Suite> {
         let suite = Suite { chromium: chromium()?, home: target_dir().join("browser") };
         let source = workspace().join("crates/longshore/tests/browser");
@@ -154,26 +111,7 @@ impl Suite {
         for file in fs::read_dir(&source)?.flatten().filter(|file| file.path().is_file()) {
             fs::copy(file.path(), suite.home.join(file.file_name()))?;
         }
-        let wanted = fs::read_to_string(source.join("package-lock.json"))?;
-        // Written last, so that an interrupted installation starts again.
-        let marker = suite.home.join("installed.json");
-        if fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {
-            return Ok(suite);
-        }
-        if !succeeds(Command::new("node").arg("--version")) {
-            return Err(
-                "node is missing; install Node.js 20 or later (Debian: apt-get install nodejs npm)".into()
-            );
-        }
-        eprintln!("==> npm: installing playwright-core and axe-core under {}", suite.home.display());
-        let mut install = Command::new("npm");
-        install
-            .args(["ci", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"])
-            .current_dir(&suite.home);
-        if !succeeds(&mut install) {
-            return Err("`npm ci` failed; install npm, and check that its registry can be reached".into());
-        }
-        fs::write(marker, wanted)?;
+        Packages::install("the browser tests", &suite.home)?;
         Ok(suite)
     }
 
@@ -194,7 +132,8 @@ impl Suite {
             step("add history", &mut server.psql(&self.home.join("history.sql"))?)?;
         }
         let mut node = self.command(options);
-        node.env("LONGSHORE_URL", server.url())
+        node.env("LONGSHORE_ENGINE", engine.name())
+            .env("LONGSHORE_URL", server.url())
             .env("LONGSHORE_TOKEN", server.token())
             .env("LONGSHORE_READER_TOKEN", server.create_token("reader", "read")?)
             .env("LONGSHORE_PREFIX", PREFIX)
@@ -236,7 +175,7 @@ impl Suite {
     }
 }
 
-/// Finds Chromium, or installs Debian's package.
+/// The Chromium that the environment names, or the one on PATH.
 fn chromium() -> Result<PathBuf> {
     if let Some(given) = env::var_os(CHROMIUM_VARIABLE).filter(|path| !path.is_empty()) {
         let given = PathBuf::from(given);
@@ -245,19 +184,8 @@ fn chromium() -> Result<PathBuf> {
             false => Err(format!("{CHROMIUM_VARIABLE}: there is no program at {}", given.display()).into()),
         };
     }
-    let find =
-        || ["chromium", "chromium-browser", "google-chrome"].into_iter().find_map(debian::find_program);
-    if let Some(found) = find() {
-        return Ok(found);
-    }
-    let remedy = |reason: String| {
-        format!(
-            "Chromium was not found, and {reason}. Install it (Debian: apt-get install chromium; Fedora: dnf \
-             install chromium; macOS: brew install --cask chromium), or set {CHROMIUM_VARIABLE} to its path"
-        )
-    };
-    debian::install("chromium").map_err(|error| remedy(error.to_string()))?;
-    find().ok_or_else(|| remedy("Debian's package contains no program of this name".into()).into())
+    let found = CHROMIUM_NAMES.into_iter().find_map(debian::find_program);
+    found.ok_or_else(|| format!("Chromium is not on PATH; set {CHROMIUM_VARIABLE} to its path").into())
 }
 
 #[cfg(test)]
@@ -270,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_default_is_all_tests_on_both_engines() {
-        let all = || Options { engines: BOTH.to_vec(), only: None, mode: Mode::Test };
+        let all = || Options { engines: Engine::BOTH.to_vec(), only: None, mode: Mode::Test };
         assert_eq!(parsed(""), Ok(all()));
         assert_eq!(parsed("--engine both"), Ok(all()));
         let narrowed =

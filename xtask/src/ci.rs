@@ -1,34 +1,42 @@
-//! `cargo xtask ci`: every check that a change must pass. The first failure ends
+//! `cargo xtask ci`: every check that a change must pass. The first static check that fails ends
 //! the run. The tests come last, so that their summary is at the end of the output.
 
-use std::{process::Command, time::Instant};
+use std::process::Command;
 
 use crate::{
-    features, older_sqlx,
-    run::{self, Result, cargo, step},
-    test,
+    features, licences, older_sqlx,
+    run::{self, Result, cargo},
+    steps::Steps,
+    test::{Database, Tests},
+    tools::Missing,
 };
 
 /// `cargo xtask ci`.
 pub(crate) fn ci() -> Result {
-    let started = Instant::now();
-    // Fail on a missing Postgres now, not after the builds.
-    let database = test::Database::find()?;
+    // Fail on a missing program now, not after the builds.
+    let missing = Missing::after_installing()?;
+    let database = Database::find()?;
 
-    step("format", &mut cargo(["fmt", "--all", "--check"]))?;
-    step("lints", &mut clippy(&["--workspace", "--all-targets", "--all-features"]))?;
+    let mut steps = Steps::new();
+    steps.run("format", &mut cargo(["fmt", "--all", "--check"]))?;
+    // The suites that test the server from outside mostly wait, so they run beside the checks.
+    let tests = Tests::begin(missing, database, &mut steps)?;
+    static_checks(&mut steps)?;
+    let duration = run::took(steps.elapsed());
+    eprintln!("==> {} passed all static checks in {duration}; next: the tests", commit());
+    tests.finish(steps)
+}
+
+fn static_checks(steps: &mut Steps) -> Result {
+    steps.run("lints", &mut clippy(&["--workspace", "--all-targets", "--all-features"]))?;
     for (name, flags) in features::combinations()? {
         let mut selection = vec!["--package", "longshore", "--lib"];
         selection.extend(flags.iter().map(String::as_str));
-        step(&name, &mut clippy(&selection))?;
+        steps.run(&name, &mut clippy(&selection))?;
     }
-    step("docs", &mut docs())?;
-    older_sqlx::check()?;
-    licences()?;
-
-    let duration = run::took(started.elapsed());
-    eprintln!("==> {} passed all static checks in {duration}; next: the tests", commit());
-    test::run(database, &[])
+    steps.run("docs", &mut docs())?;
+    steps.time("sqlx 0.8", older_sqlx::check)?;
+    steps.time("licences", licences::check)
 }
 
 /// Clippy with warnings denied through its arguments, because changing RUSTFLAGS
@@ -43,19 +51,6 @@ fn docs() -> Command {
     let mut doc = cargo(["doc", "--workspace", "--no-deps", "--all-features"]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     doc
-}
-
-/// Skipped with a message if cargo-deny is missing, because it takes many minutes
-/// to build.
-fn licences() -> Result {
-    if !run::succeeds(&mut cargo(["deny", "--version"])) {
-        eprintln!(
-            "==> licences: SKIPPED, cargo-deny is not installed \
-             (cargo install cargo-deny --locked)"
-        );
-        return Ok(());
-    }
-    step("licences", &mut cargo(["deny", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]))
 }
 
 /// The commit that is being checked, for readers of the log, or "the working tree"

@@ -13,46 +13,26 @@ use std::{
 };
 
 use crate::{
+    npm::Packages,
     python::Environment,
-    run::{Result, cargo, step, succeeds, target_dir, took, workspace},
-    schemathesis::server::{Server, TestDatabase},
+    run::{Result, step, target_dir, took, workspace},
+    server::{self, Server, TestDatabase},
+    tools,
 };
 
-/// `cargo xtask clients`. Fails if a generator cannot be installed.
+/// `cargo xtask clients`.
 pub(crate) fn clients() -> Result {
-    let (python, node) = (python()?, Node::install()?);
-    test(Some(&python), Some(&node))
-}
-
-/// As [`clients`], for `cargo xtask test`. A generator that cannot be installed is skipped
-/// with a message.
-pub(crate) fn quick() -> Result {
-    let skipped = |language: &str, reason: Box<dyn std::error::Error>| {
-        eprintln!("==> {language} client: SKIPPED, {reason}");
-    };
-    let python = python().map_err(|reason| skipped("python", reason)).ok();
-    let node = Node::install().map_err(|reason| skipped("typescript", reason)).ok();
-    if python.is_none() && node.is_none() {
-        return Ok(());
-    }
-    test(python.as_ref(), node.as_ref())
-}
-
-fn test(python: Option<&Environment>, node: Option<&Node>) -> Result {
-    // The same features as for the tests, so that cargo does not build everything twice.
-    let build = ["build", "--workspace", "--all-features", "--bin", "longshore"];
-    step("build server", &mut cargo(build))?;
+    tools::require("clients")?;
+    let python = Environment::with("clients", &folder().join("python/requirements.txt"))?;
+    let node = Node::install()?;
+    server::build()?;
     let home = target_dir().join("clients");
     fs::create_dir_all(&home)?;
     let _ = fs::remove_file(home.join("queue.db"));
     let started = Instant::now();
     let server = Server::start(TestDatabase::file(&home), &home)?;
-    if let Some(python) = python {
-        test_python(python, &server, &home.join("python"))?;
-    }
-    if let Some(node) = node {
-        node.test(&server)?;
-    }
+    test_python(&python, &server, &home.join("python"))?;
+    node.test(&server)?;
     server.stop()?;
     eprintln!("    clients: ok, {}", took(started.elapsed()));
     Ok(())
@@ -65,10 +45,6 @@ fn folder() -> PathBuf {
 
 fn document() -> PathBuf {
     workspace().join("docs/openapi.json")
-}
-
-fn python() -> Result<Environment> {
-    Environment::with("clients", &folder().join("python/requirements.txt"))
 }
 
 /// Adds the address and the token of the server to a command.
@@ -103,55 +79,27 @@ fn test_python(python: &Environment, server: &Server, home: &Path) -> Result {
     step("run python client", against(server, python.program("python").arg("main.py").current_dir(home)))
 }
 
-/// The npm packages of the TypeScript program, installed under `target`.
+/// The TypeScript program with its npm packages, under `target`.
 struct Node {
-    home: PathBuf,
+    packages: Packages,
 }
 
 impl Node {
-    /// Installs the packages again if the versions differ from those installed before.
     fn install() -> Result<Node> {
         let (source, home) = (folder().join("typescript"), target_dir().join("clients/typescript"));
-        let wanted = fs::read_to_string(source.join("package-lock.json"))?;
         fs::create_dir_all(&home)?;
         for file in ["package.json", "package-lock.json", "tsconfig.json", "main.ts"] {
             fs::copy(source.join(file), home.join(file))?;
         }
-        // Written last, so that an interrupted installation starts again.
-        let marker = home.join("installed.json");
-        let node = Node { home };
-        if fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {
-            return Ok(node);
-        }
-        if !succeeds(Command::new("node").arg("--version")) {
-            return Err(
-                "node is missing; install Node.js 20 or later (Debian: apt-get install nodejs npm)".into()
-            );
-        }
-        eprintln!("==> npm: installing openapi-typescript under {}", node.home.display());
-        let mut install = Command::new("npm");
-        install
-            .args(["ci", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"])
-            .current_dir(&node.home);
-        if !succeeds(&mut install) {
-            return Err("`npm ci` failed; install npm, and check that its registry can be reached".into());
-        }
-        fs::write(marker, wanted)?;
-        Ok(node)
-    }
-
-    fn program(&self, name: &str) -> Command {
-        let mut program = Command::new(self.home.join("node_modules/.bin").join(name));
-        program.current_dir(&self.home);
-        program
+        Ok(Node { packages: Packages::install("the generated client", &home)? })
     }
 
     fn test(&self, server: &Server) -> Result {
-        let mut generate = self.program("openapi-typescript");
+        let mut generate = self.packages.program("openapi-typescript");
         step("generate typescript types", generate.arg(document()).args(["--output", "schema.d.ts"]))?;
-        step("check types of typescript client", &mut self.program("tsc"))?;
+        step("check types of typescript client", &mut self.packages.program("tsc"))?;
         let mut run = Command::new("node");
-        run.arg("out/main.js").current_dir(&self.home);
+        run.arg("out/main.js").current_dir(self.packages.folder());
         step("run typescript client", against(server, &mut run))
     }
 }

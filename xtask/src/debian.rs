@@ -11,13 +11,17 @@ use crate::{
     run::{self, Result},
 };
 
-/// Installs a package, but prevents it from starting a server.
+/// Installs a package, but prevents it from starting a server, and Postgres from creating a cluster.
 const INSTALL: &str = "
     set -e
     export DEBIAN_FRONTEND=noninteractive
     policy=/usr/sbin/policy-rc.d
+    clusters=/etc/postgresql-common/createcluster.d
+    mkdir -p $clusters
+    echo 'create_main_cluster = false' > $clusters/longshore.conf
+    trap 'rm -f $clusters/longshore.conf' EXIT
     if [ ! -e $policy ]; then
-      trap 'rm -f $policy' EXIT
+      trap 'rm -f $policy $clusters/longshore.conf' EXIT
       printf '#!/bin/sh\\nexit 101\\n' > $policy
       chmod +x $policy
     fi

@@ -9,17 +9,23 @@ mod ci;
 mod clients;
 mod debian;
 mod features;
+mod licences;
 mod mutants;
+mod nextest;
+mod npm;
 mod older_sqlx;
-mod pgbouncer;
 mod postgres;
 mod python;
 mod run;
 mod schemathesis;
 mod scratch_db;
 mod sdks;
+mod server;
+mod steps;
+mod suites;
 mod test;
 mod time_limit;
+mod tools;
 
 use std::{env, ffi::OsString, process::ExitCode};
 
@@ -28,42 +34,41 @@ Longshore's project tasks. In a fresh clone, `cargo xtask test` runs all tests.
 
 Usage: cargo xtask <task> [arguments]
 
-  test [args]   Run the doctests, a short `schemathesis`, `clients`, `browser`, `sdks`,
-                then all other tests. Arguments go to `cargo nextest run` and narrow the
-                run to the other tests:
+  quick         Check the format and the types, and run the unit tests and the
+                conformance cases on SQLite. Needs no Postgres, network or browser.
+  test [args]   Run all tests: the Rust tests, and at the same time a short
+                `schemathesis`, `clients`, `browser` and `sdks`. Ends with the time of
+                each step, the slowest tests and what did not run. Arguments go to
+                `cargo nextest run` and narrow the run to Rust tests:
                     cargo xtask test
                     cargo xtask test late_settle
                     cargo xtask test -p longshore --no-capture
-  ci            Run every check that a change must pass, fastest first: format,
-                lints, each feature alone, docs, older versions of
-                sqlx, licences, tests.
-  schemathesis [--engine sqlite|postgres] [--examples N] [--seed S]
+  ci            Run every check that a change must pass: format, lints, each
+                feature alone, docs, older versions of sqlx, licences, tests.
+  schemathesis [--engine sqlite|postgres|both] [--short] [--examples N] [--seed S]
                 Send requests generated from docs/openapi.json to the real server
                 on both engines: at least 2,000 per engine with all checks, then
-                some without a token. Needs Python 3; installs schemathesis from
-                PyPI into target/python the first time.
+                some without a token. --short sends at least 500. Installs schemathesis
+                from PyPI into target/python the first time.
   clients       Validate docs/openapi.json, generate a Python client and TypeScript
                 types from it, check their types, and use them to enqueue, list,
-                lease and settle jobs on the real server. Needs Python 3.11 and
-                Node.js 20; installs the generators from PyPI and npm into target
-                the first time.
+                lease and settle jobs on the real server. Installs the generators
+                from PyPI and npm into target the first time.
   browser [--engine sqlite|postgres|both] [--only TEXT] [--screenshots]
                 Test the dashboard in headless Chromium on both engines. --only runs
                 the tests whose names contain a text. --screenshots tests nothing and
-                writes pictures of every page to docs/images/dashboard. Needs Node.js
-                20 and Chromium; installs Debian's package if it may, and
+                writes pictures of every page to docs/images/dashboard. Installs
                 playwright-core and axe-core from npm into target the first time.
   sdks [python] [typescript]
                 Check the SDKs: lints, types, wire types against docs/openapi.json,
                 their tests on the real server with both engines, and an installation
-                of the wheel and the npm packages into empty environments. Needs
-                Python 3.10 and Node.js 20; installs packages from PyPI and npm the
-                first time.
+                of the wheel and the npm packages into empty environments. Installs
+                packages from PyPI and npm the first time.
   mutants [--check] [words]
                 Break the code on purpose, one rule at a time in a copy of the
-                tree, and verify that the conformance suite fails. Words narrow
-                the list by name. --check builds nothing and lists the mutants
-                that no longer match the code:
+                tree, and verify that the conformance suite fails. The list is
+                in xtask/mutants; words narrow it by name. --check builds
+                nothing and lists the mutants that no longer match the code:
                     cargo xtask mutants sqlite lease
                     cargo xtask mutants --check
   bench [args]  Build the benchmark in release mode and run it:
@@ -80,14 +85,21 @@ Usage: cargo xtask <task> [arguments]
   help          Print this help.
 
 Postgres is looked up on PATH, with pg_config, and where packages install it. If
-it is missing and apt-get can be used (as root, or with sudo without a password),
-Debian's `postgresql` package is installed. `test` and `bench` start a temporary
-cluster on a free port and remove it when they end, even if they are killed.
-Several clones can therefore run at once.
+it or another program is missing (Python 3.11, Node.js 20, Chromium, PgBouncer and
+small ones) and apt-get can be used (as root, or with sudo without a password),
+Debian's package is installed. `test` and `bench` start a temporary cluster on a free
+port and remove it when they end, even if they are killed. Several clones can
+therefore run at once.
 
 Environment:
   LONGSHORE_TEST_DATABASE_URL   database for `test`, `ci`, `mutants`, `browser` and
                                 `schemathesis` instead of a temporary cluster
+  LONGSHORE_BIN                 server for `schemathesis`, `clients`, `browser` and
+                                `sdks` instead of one that they build
+  LONGSHORE_TEST_POSTGRES       `smoke` runs only a part of `browser` and `sdks` on
+                                Postgres, as `test` and `ci` do; default: `full`
+  CI=true                       fail if a program is missing, instead of running the
+                                rest and listing what did not run
   LONGSHORE_CHROMIUM            browser for `test`, `ci` and `browser` instead of
                                 the one on PATH
   DATABASE_URL                  database for `bench` instead of a temporary
@@ -98,6 +110,7 @@ Environment:
 #[derive(Debug, PartialEq)]
 enum Task {
     Help,
+    Quick,
     Test(Vec<OsString>),
     Ci,
     Schemathesis(schemathesis::Options),
@@ -122,6 +135,7 @@ fn main() -> ExitCode {
             print!("{HELP}");
             Ok(())
         }
+        Task::Quick => test::quick(),
         Task::Test(args) => test::test(&args),
         Task::Ci => ci::ci(),
         Task::Schemathesis(options) => schemathesis::schemathesis(&options),
@@ -136,7 +150,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("xtask: {error}");
-            ExitCode::FAILURE
+            if error.is::<run::Unavailable>() {
+                ExitCode::from(suites::UNAVAILABLE)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }
@@ -151,6 +169,8 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
         return Ok(Task::Help);
     }
     match task.to_string_lossy().as_ref() {
+        "quick" if args.is_empty() => Ok(Task::Quick),
+        "quick" => Err("`quick` takes no arguments; use `test` to run only some tests".into()),
         "test" => Ok(Task::Test(args)),
         "ci" if args.is_empty() => Ok(Task::Ci),
         "ci" => Err("`ci` takes no arguments; use `test` to run only some tests".into()),

@@ -9,10 +9,8 @@ use crate::run::{Result, cargo, target_dir, workspace};
 /// to another SQLite than the one that sqlx 0.8 requires, even if that is not used.
 const FEATURES: [&str; 7] = ["api", "builtin", "otel", "postgres", "swagger", "tls", "worker"];
 
-/// Resolves the dependencies of a program with sqlx 0.8. Skipped with a message if the
-/// registry cannot be reached.
+/// Resolves the dependencies of a program with sqlx 0.8.
 pub(crate) fn check() -> Result {
-    const NAME: &str = "sqlx 0.8";
     let folder = target_dir().join("older-sqlx");
     fs::create_dir_all(folder.join("src"))?;
     fs::write(folder.join("src/lib.rs"), "")?;
@@ -22,16 +20,14 @@ pub(crate) fn check() -> Result {
     let output = resolve.current_dir(&folder).output()?;
     let message = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
-        eprintln!("==> {NAME}: ok, a program that uses it can use Longshore with Postgres");
-        Ok(())
-    } else if message.contains("failed to select a version") {
-        Err(format!("{NAME}: a program that uses it cannot use Longshore; README.md says it can\n{message}")
-            .into())
-    } else {
-        let reason = message.lines().next().unwrap_or("cargo failed");
-        eprintln!("==> {NAME}: SKIPPED, the dependencies cannot be looked up: {reason}");
-        Ok(())
+        eprintln!("==> sqlx 0.8: ok, a program that uses it can use Longshore with Postgres");
+        return Ok(());
     }
+    let reason = match message.contains("failed to select a version") {
+        true => "a program that uses it cannot use Longshore; README.md says it can",
+        false => "its dependencies cannot be looked up",
+    };
+    Err(format!("sqlx 0.8: {reason}\n{message}").into())
 }
 
 fn manifest() -> String {

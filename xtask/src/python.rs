@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use crate::run::{Result, succeeds, target_dir, took};
+use crate::run::{Result, Unavailable, succeeds, target_dir, took};
 
 /// A virtual environment with all packages of a requirements file.
 pub(crate) struct Environment {
@@ -34,9 +34,7 @@ impl Environment {
         let mut create = Command::new("python3");
         create.args(["-m", "venv"]).arg(&environment.home);
         if !succeeds(&mut create) {
-            return Err("`python3 -m venv` failed; install Python 3 with its venv module \
-                        (Debian: apt-get install python3-venv)"
-                .into());
+            return Err(Unavailable("`python3 -m venv` failed".into()).into());
         }
         let mut install = environment.program("pip");
         install
@@ -46,10 +44,10 @@ impl Environment {
         if !output.status.success() {
             let stderr = String::from_utf8_lossy(&output.stderr);
             let last = stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no error message");
-            return Err(format!(
+            return Err(Unavailable(format!(
                 "pip cannot install the packages in {}; check that its package index can be reached: {last}",
                 requirements.display()
-            )
+            ))
             .into());
         }
         fs::write(marker, wanted)?;

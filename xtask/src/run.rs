@@ -5,6 +5,7 @@ use std::{
     env,
     error::Error,
     ffi::OsStr,
+    fmt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -13,6 +14,18 @@ use std::{
 /// The result of every task. Errors are messages for people; no caller distinguishes
 /// them, so there is no error type.
 pub(crate) type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
+
+/// A program or a package that a task needs is not available here, so the task tested nothing.
+#[derive(Debug)]
+pub(crate) struct Unavailable(pub(crate) String);
+
+impl Error for Unavailable {}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 /// The workspace's root directory.
 pub(crate) fn workspace() -> PathBuf {
@@ -76,7 +89,8 @@ pub(crate) fn took(duration: Duration) -> String {
     }
 }
 
-fn print_command(name: &str, command: &Command) {
+/// Prints the name of a step and the command to type to run it again.
+pub(crate) fn print_command(name: &str, command: &Command) {
     eprintln!("==> {name}: {}", command_line(command));
 }
 

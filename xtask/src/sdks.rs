@@ -7,22 +7,23 @@
 
 use std::{
     ffi::OsString,
-    fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
 use crate::{
+    npm::Packages,
     python::Environment,
-    run::{Result, cargo, step, succeeds, target_dir, took, workspace},
-    test::{Database, OpenDatabase},
+    run::{Result, took, workspace},
+    server,
+    test::Database,
     time_limit::status_within,
+    tools,
 };
 
-/// How long the checks of one SDK may take.
-const TIME_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// How long the checks of one SDK may take before they count as hanging: many times what they need.
+const TIME_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 /// An SDK.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,51 +53,23 @@ impl Options {
     }
 }
 
-/// `cargo xtask sdks`. Fails if a package cannot be installed.
+/// `cargo xtask sdks`.
 pub(crate) fn sdks(options: &Options) -> Result {
-    let database = Database::find()?;
-    let installed = options.sdks.iter().map(|sdk| sdk.install()).collect::<Result<Vec<_>>>()?;
-    check(&installed, &database.open()?)
-}
-
-/// As [`sdks`], for `cargo xtask test`. An SDK whose packages cannot be installed is skipped with a message.
-pub(crate) fn quick(database: &OpenDatabase) -> Result {
-    let install = |sdk: Sdk| {
-        let skipped = |reason| eprintln!("==> {} SDK: SKIPPED, {reason}", sdk.name());
-        sdk.install().map_err(skipped).ok()
+    let install = |sdk: &Sdk| {
+        tools::require(sdk.suite())?;
+        sdk.install()
     };
-    let installed: Vec<Installed> = ALL.into_iter().filter_map(install).collect();
-    if installed.is_empty() { Ok(()) } else { check(&installed, database) }
-}
-
-fn check(installed: &[Installed], database: &OpenDatabase) -> Result {
-    // The same features as for the tests, so that cargo does not build everything twice.
-    let build = ["build", "--workspace", "--all-features", "--bin", "longshore"];
-    step("build server", &mut cargo(build))?;
-    let output = if installed.len() == 1 { Output::Terminal } else { Output::File };
-    // At the same time: most tests wait, for a lease to end or a process to stop.
-    let failures: Vec<String> = thread::scope(|scope| {
-        let checks: Vec<_> = installed
-            .iter()
-            .map(|sdk| scope.spawn(|| sdk.check(database.url(), output).map_err(|error| error.to_string())))
-            .collect();
-        let results = installed.iter().zip(checks);
-        let failure = |(sdk, check): (&Installed, thread::ScopedJoinHandle<Result<(), String>>)| {
-            let error = check.join().unwrap_or_else(|_| Err("the check panicked".into())).err()?;
-            let name = sdk.name();
-            Some(format!("{name} SDK: {error}\n       repeat with: cargo xtask sdks {name}"))
-        };
-        results.filter_map(failure).collect()
-    });
+    let database = Database::find()?;
+    let installed = options.sdks.iter().map(install).collect::<Result<Vec<_>>>()?;
+    server::build()?;
+    let database = database.open()?;
+    let check = |sdk: &Installed| {
+        let error = sdk.check(database.url()).err()?;
+        let name = sdk.name();
+        Some(format!("{name} SDK: {error}\n       repeat with: cargo xtask sdks {name}"))
+    };
+    let failures: Vec<String> = installed.iter().filter_map(check).collect();
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\nxtask: ").into()) }
-}
-
-/// Where the output of the checks of one SDK goes.
-#[derive(Clone, Copy)]
-enum Output {
-    Terminal,
-    /// To a file, printed when the checks have ended, so that the output of two SDKs is not mixed.
-    File,
 }
 
 impl Sdk {
@@ -104,6 +77,14 @@ impl Sdk {
         match self {
             Sdk::Python => "python",
             Sdk::TypeScript => "typescript",
+        }
+    }
+
+    /// The name of its suite in [`crate::suites`].
+    fn suite(self) -> &'static str {
+        match self {
+            Sdk::Python => "sdks python",
+            Sdk::TypeScript => "sdks typescript",
         }
     }
 
@@ -118,35 +99,11 @@ impl Sdk {
                 let requirements = self.folder().join("requirements-dev.txt");
                 Environment::with("sdk", &requirements).map(Installed::Python)
             }
-            Sdk::TypeScript => install_npm_packages(&self.folder()).map(|()| Installed::TypeScript),
+            Sdk::TypeScript => {
+                Packages::install("the TypeScript SDK", &self.folder()).map(|_| Installed::TypeScript)
+            }
         }
     }
-}
-
-/// Installs the packages of `package-lock.json`, unless they are those of the last time.
-fn install_npm_packages(folder: &Path) -> Result {
-    let wanted = fs::read_to_string(folder.join("package-lock.json"))?;
-    let packages = folder.join("node_modules");
-    // Written last, so that an interrupted installation starts again.
-    let marker = packages.join("installed.json");
-    if fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {
-        return Ok(());
-    }
-    if !succeeds(Command::new("node").arg("--version")) {
-        return Err(
-            "node is missing; install Node.js 20 or later (Debian: apt-get install nodejs npm)".into()
-        );
-    }
-    eprintln!("==> npm: installing the packages of the TypeScript SDK under {}", packages.display());
-    let mut install = Command::new("npm");
-    // Not `npm ci`: it refuses a lock file without the packages for other platforms that the registry does not have.
-    let args = ["install", "--no-save", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"];
-    install.args(args).current_dir(folder);
-    if !succeeds(&mut install) {
-        return Err("`npm install` failed; install npm, and check that its registry can be reached".into());
-    }
-    fs::write(marker, wanted)?;
-    Ok(())
 }
 
 /// An SDK whose checks can run.
@@ -167,7 +124,7 @@ impl Installed {
         self.sdk().name()
     }
 
-    fn check(&self, database_url: &str, output: Output) -> Result {
+    fn check(&self, database_url: &str) -> Result {
         let started = Instant::now();
         eprintln!("==> {} SDK: lints, types and tests on both engines", self.name());
         let mut check = match self {
@@ -184,21 +141,11 @@ impl Installed {
         };
         check
             .current_dir(self.sdk().folder())
-            .env("LONGSHORE_BIN", target_dir().join("debug/longshore"))
+            .env(server::BINARY_VARIABLE, server::binary())
             .env("LONGSHORE_TEST_DATABASE_URL", database_url)
             .env("NO_PROXY", "127.0.0.1")
             .stdin(Stdio::null());
-        let log = target_dir().join(format!("{}-sdk.log", self.name()));
-        if let Output::File = output {
-            eprintln!("    {} SDK: the output goes to {}", self.name(), log.display());
-            let file = fs::File::create(&log)?;
-            check.stdout(file.try_clone()?).stderr(file);
-        }
         let status = status_within(TIME_LIMIT, &mut check)?;
-        if let Output::File = output {
-            let printed = fs::read(&log)?;
-            eprint!("==> {} SDK: output\n{}", self.name(), String::from_utf8_lossy(&printed));
-        }
         let status = status.ok_or_else(|| format!("the checks were stopped after {}", took(TIME_LIMIT)))?;
         if !status.success() {
             return Err(format!("the checks failed ({status})").into());

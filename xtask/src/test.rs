@@ -1,50 +1,116 @@
-//! `cargo xtask test`: runs the tests, and provides the database they run on.
+//! `cargo xtask test`: runs all tests, and provides the database they run on. `cargo xtask quick`:
+//! runs the tests that need nothing but cargo.
 //!
 //! Tests find the database through `LONGSHORE_TEST_DATABASE_URL`, which is set here.
 
 use std::{env, ffi::OsString, process::Command};
 
 use crate::{
-    browser, clients, pgbouncer,
+    nextest,
     postgres::{Binaries, Location, TemporaryCluster, Tuning},
-    run::{self, Result, cargo, last_step, step},
-    schemathesis, sdks,
+    run::{Result, cargo, last_step},
+    server,
+    steps::Steps,
+    suites::Suites,
+    tools::Missing,
 };
 
-const URL_VARIABLE: &str = "LONGSHORE_TEST_DATABASE_URL";
+pub(crate) const URL_VARIABLE: &str = "LONGSHORE_TEST_DATABASE_URL";
+
+/// How many of the slowest tests the report lists.
+const SLOWEST: usize = 30;
 
 /// `cargo xtask test`.
 pub(crate) fn test(args: &[OsString]) -> Result {
-    run(Database::find()?, args)
+    if !args.is_empty() {
+        return narrowed(args);
+    }
+    let missing = Missing::after_installing()?;
+    let database = Database::find()?;
+    let mut steps = Steps::new();
+    Tests::begin(missing, database, &mut steps)?.finish(steps)
 }
 
-/// Runs the tests. The summary of the test runner is printed last, unless a step
-/// failed.
-pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
-    pgbouncer::install_if_missing();
-    let database = database.open()?;
-    let mut results = Vec::new();
-    if args.is_empty() {
-        // The doctests run first, so that the summary of the tests comes last. If
-        // they fail, the tests run all the same.
-        results.push(step(
-            "doctests",
-            cargo(["test", "--doc", "--workspace", "--all-features"]).env(URL_VARIABLE, database.url()),
-        ));
-        results.push(schemathesis::quick(&database));
-        results.push(clients::quick());
-        results.push(browser::quick(&database));
-        results.push(sdks::quick(&database));
-    } else {
-        eprintln!(
-            "==> doctests, schemathesis, clients, browser and sdks: SKIPPED, because arguments narrow the run"
-        );
-    }
-    results.push(last_step("tests", runner(args).env(URL_VARIABLE, database.url())));
-    let failed: Vec<String> =
-        results.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("\nxtask: ").into()) }
+/// Runs only the Rust tests that the arguments select.
+fn narrowed(args: &[OsString]) -> Result {
+    let database = Database::find()?.open()?;
+    eprintln!(
+        "==> doctests, schemathesis, clients, browser and sdks: do not run, because arguments narrow the run"
+    );
+    last_step("tests", runner(args).env(URL_VARIABLE, database.url()))
 }
+
+/// The whole suite, in progress: the server is built, the database is open, and the suites that
+/// test the server from outside are running.
+pub(crate) struct Tests {
+    // Stopped before the database is.
+    suites: Suites,
+    database: OpenDatabase,
+}
+
+impl Tests {
+    pub(crate) fn begin(missing: Missing, database: Database, steps: &mut Steps) -> Result<Tests> {
+        for (tests, reason) in missing.tests() {
+            steps.leave_out(tests, &reason);
+        }
+        steps.run("build server", &mut server::build_command())?;
+        let database = database.open()?;
+        Ok(Tests { suites: Suites::start(&missing, &database, steps)?, database })
+    }
+
+    /// Runs the Rust tests and waits for the rest. The report about the run stands above the
+    /// summary of the test runner, which is printed last.
+    pub(crate) fn finish(self, mut steps: Steps) -> Result {
+        let url = self.database.url();
+        let mut failures = Vec::new();
+        // If a step fails, the others run all the same.
+        let doctests = &mut cargo(["test", "--doc", "--workspace", "--all-features"]);
+        failures.extend(failure(steps.run("doctests", doctests.env(URL_VARIABLE, url))));
+        let has_nextest = nextest::is_installed();
+        let mut build =
+            if has_nextest { cargo(["nextest", "run", "--no-run"]) } else { cargo(["test", "--no-run"]) };
+        failures.extend(failure(steps.run("build tests", build.args(selection(&[])))));
+        let tests = &mut runner(&[]);
+        tests.env(URL_VARIABLE, url);
+        if has_nextest {
+            let ended = steps.time("tests", || nextest::run("tests", tests))?;
+            let slowest = ended.slowest(SLOWEST);
+            failures.extend(failure(ended.result));
+            failures.extend(self.suites.collect(&mut steps));
+            eprint!("{}{}", steps.report(&slowest), ended.summary);
+        } else {
+            // `cargo test` does not print the times of the tests.
+            failures.extend(self.suites.collect(&mut steps));
+            eprint!("{}", steps.report(&[]));
+            failures.extend(failure(last_step("tests", tests)));
+        }
+        if failures.is_empty() { Ok(()) } else { Err(failures.join("\nxtask: ").into()) }
+    }
+}
+
+fn failure(result: Result) -> Option<String> {
+    result.err().map(|error| error.to_string())
+}
+
+/// `cargo xtask quick`: format, types, unit tests and the conformance cases on SQLite.
+pub(crate) fn quick() -> Result {
+    let mut steps = Steps::new();
+    steps.leave_out("Postgres, the command, the browser and the SDKs", "run `cargo xtask test` for them");
+    steps.run("format", &mut cargo(["fmt", "--all", "--check"]))?;
+    steps.run("check", &mut cargo(["check", "--workspace", "--all-features"]))?;
+    let targets = ["--workspace", "--all-features", "--lib", "--bins", "--test", "conformance"];
+    if nextest::is_installed() {
+        let mut tests = cargo(["nextest", "run", "--no-fail-fast", "--filterset", QUICK_TESTS]);
+        let ended = steps.time("tests", || nextest::run("tests", tests.args(targets)))?;
+        eprint!("{}{}", steps.report(&ended.slowest(5)), ended.summary);
+        return ended.result;
+    }
+    let mut tests = cargo(["test", "--no-fail-fast"]);
+    last_step("tests", tests.args(targets).args(["--", "--skip", "::postgres"]))
+}
+
+/// All tests except those on Postgres.
+const QUICK_TESTS: &str = "not test(/::postgres(_only)?::/)";
 
 /// The source of the database for the tests.
 pub(crate) enum Database {
@@ -92,7 +158,7 @@ impl OpenDatabase {
 }
 
 fn runner(args: &[OsString]) -> Command {
-    let mut runner = if run::succeeds(&mut cargo(["nextest", "--version"])) {
+    let mut runner = if nextest::is_installed() {
         cargo(["nextest", "run", "--no-fail-fast"])
     } else {
         eprintln!(

@@ -6,8 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::Owner;
-use crate::run::{self, Result};
+use crate::{debian, run::Result};
 
 /// The directory that contains the server programs.
 #[derive(Debug)]
@@ -23,7 +22,7 @@ impl Binaries {
         if let Some(binaries) = Binaries::find() {
             return Ok(binaries);
         }
-        install(alternative)?;
+        debian::install("postgresql").map_err(|error| format!("{error}; {}", missing(alternative)))?;
         Binaries::find().ok_or_else(|| {
             "apt-get installed `postgresql`, but initdb, postgres and pg_ctl were still not found; \
              put their directory on PATH"
@@ -93,50 +92,6 @@ fn newest_first(mut names: Vec<String>) -> Vec<String> {
     names.retain(|name| version(name).is_some());
     names.sort_by_key(|name| std::cmp::Reverse(version(name)));
     names
-}
-
-/// Installs the server, but prevents Debian's package from creating and starting a
-/// cluster.
-const INSTALL: &str = "
-    set -e
-    export DEBIAN_FRONTEND=noninteractive
-    defaults=/etc/postgresql-common/createcluster.d
-    mkdir -p $defaults
-    echo 'create_main_cluster = false' > $defaults/longshore.conf
-    trap 'rm -f $defaults/longshore.conf' EXIT
-    install() { apt-get install -y --no-install-recommends postgresql; }
-    install || { apt-get update && install; }
-";
-
-fn install(alternative: &str) -> Result {
-    let on_path = |program: &str| {
-        let path = env::var_os("PATH").unwrap_or_default();
-        env::split_paths(&path).any(|dir| dir.join(program).is_file())
-    };
-    let privilege: &[&str] = if Owner::is_root()? {
-        &[]
-    } else if run::succeeds(Command::new("sudo").args(["-n", "true"])) {
-        &["sudo", "-n"]
-    } else {
-        return Err(missing(alternative).into());
-    };
-    if !on_path("apt-get") {
-        return Err(missing(alternative).into());
-    }
-
-    eprintln!("==> postgres: not found; installing Debian's package `postgresql`");
-    let line = [privilege, &["sh", "-c", INSTALL]].concat();
-    let status = Command::new(line[0])
-        .args(&line[1..])
-        // Standard output is for results only, such as the URL of `pg url`.
-        .stdout(std::io::stderr())
-        .stdin(Stdio::null())
-        .status()?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("apt-get could not install Postgres. {}", missing(alternative)).into())
-    }
 }
 
 fn missing(alternative: &str) -> String {

@@ -1,5 +1,5 @@
-//! The server under test, also of `clients` and `browser`: `longshore serve` on its own database,
-//! with an admin token. Dropping it stops the server.
+//! The server that suites test: how it is built, and `longshore serve` on its own database with an
+//! admin token. Dropping it stops the server.
 
 use std::{
     env,
@@ -11,9 +11,62 @@ use std::{
 
 use crate::{
     postgres::random_hex,
-    run::{Result, succeeds, target_dir},
+    run::{Result, cargo, step, succeeds, target_dir},
     test::OpenDatabase,
 };
+
+/// The variable that names a server binary. Suites that have it build nothing, so they do not wait
+/// for another cargo.
+pub(crate) const BINARY_VARIABLE: &str = "LONGSHORE_BIN";
+
+/// The built server, or the one that the environment names.
+pub(crate) fn binary() -> PathBuf {
+    let given = env::var_os(BINARY_VARIABLE).filter(|path| !path.is_empty());
+    given.map_or_else(|| target_dir().join("debug/longshore"), PathBuf::from)
+}
+
+/// Builds the server, unless the environment names one.
+pub(crate) fn build() -> Result {
+    if env::var_os(BINARY_VARIABLE).is_some_and(|path| !path.is_empty()) {
+        return Ok(());
+    }
+    step("build server", &mut build_command())
+}
+
+/// Selects a test as well, because cargo then enables the features of the development
+/// dependencies. The library and most dependencies would otherwise be built a second time for the
+/// tests.
+pub(crate) fn build_command() -> Command {
+    cargo(["build", "--workspace", "--all-features", "--bin", "longshore", "--test", "otel"])
+}
+
+/// A database engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Engine {
+    Sqlite,
+    Postgres,
+}
+
+impl Engine {
+    pub(crate) const BOTH: [Engine; 2] = [Engine::Sqlite, Engine::Postgres];
+
+    /// The engines that the value of an argument names.
+    pub(crate) fn parse(name: &str) -> Result<Vec<Engine>, String> {
+        match name {
+            "sqlite" => Ok(vec![Engine::Sqlite]),
+            "postgres" => Ok(vec![Engine::Postgres]),
+            "both" => Ok(Engine::BOTH.to_vec()),
+            other => Err(format!("unknown engine `{other}`; use sqlite, postgres or both")),
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Engine::Sqlite => "sqlite",
+            Engine::Postgres => "postgres",
+        }
+    }
+}
 
 /// The database of the server.
 pub(crate) enum TestDatabase {
@@ -95,10 +148,10 @@ impl Server {
         Ok(server)
     }
 
-    pub(crate) fn engine(&self) -> &'static str {
+    pub(crate) fn engine(&self) -> Engine {
         match self.database {
-            TestDatabase::File(_) => "sqlite",
-            TestDatabase::Schema { .. } => "postgres",
+            TestDatabase::File(_) => Engine::Sqlite,
+            TestDatabase::Schema { .. } => Engine::Postgres,
         }
     }
 
@@ -172,7 +225,7 @@ fn create_token(database: &TestDatabase, name: &str, scope: &str) -> Result<Stri
 
 /// The built `longshore` command, without the settings in this program's environment.
 fn longshore(database: &TestDatabase, args: &[&str]) -> Command {
-    let mut command = Command::new(target_dir().join("debug/longshore"));
+    let mut command = Command::new(binary());
     for (name, _) in env::vars_os() {
         let name = name.to_string_lossy();
         if ["LONGSHORE_", "API_", "WORKER_", "RUST_LOG"].iter().any(|prefix| name.starts_with(prefix)) {
