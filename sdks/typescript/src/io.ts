@@ -229,6 +229,11 @@ class Exchange {
   pump(): void {
     if (this.#finished) return;
     const now = performance.now();
+    if (!this.#stopping) {
+      if (now >= this.#checkStartsAt) this.#releaseUnstarted(START_WITHIN_MS);
+      // Again and again: a timer may fire a little too early.
+      else this.#wakeAt(this.#checkStartsAt);
+    }
     if (now < this.#pausedUntil) return this.#wakeAt(this.#pausedUntil);
     if (this.#workerId === undefined) {
       if (!this.#registering && !this.#finishing) void this.#register();
@@ -790,8 +795,6 @@ class Exchange {
     this.#timer = setTimeout(
       () => {
         this.#timerAt = Number.POSITIVE_INFINITY;
-        if (!this.#stopping && performance.now() >= this.#checkStartsAt)
-          this.#releaseUnstarted(START_WITHIN_MS);
         this.pump();
       },
       Math.max(0, time - performance.now()),

@@ -14,6 +14,9 @@ import { type LogEntry, Longshore, type WorkOptions } from "../src/index.js";
 
 export type Engine = "sqlite" | "postgres";
 const superuser = process.env["LONGSHORE_TEST_DATABASE_URL"];
+if (process.env["CI"] === "true" && superuser === undefined) {
+  throw new Error("CI=true, and LONGSHORE_TEST_DATABASE_URL is not set, so no test would run on Postgres");
+}
 /** How long a test waits for what must happen, in seconds. Only a fault takes this long, however slow the machine is. */
 export const LIMIT = 120;
 export const engines: Engine[] = superuser === undefined ? ["sqlite"] : ["sqlite", "postgres"];
@@ -259,10 +262,18 @@ export async function soon<T>(what: string, promise: Promise<T>): Promise<T> {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-/** Starts one of the programs in `test/programs` or `examples`. */
+/** Starts one of the programs in `test/programs` or `examples`. It is killed after the tests of the file, at the latest. */
 export function startProgram(path: string, env: Record<string, string>, args: string[] = []): Program {
-  return new Program(fileURLToPath(new URL(`../${path}.js`, import.meta.url)), env, args);
+  const program = new Program(fileURLToPath(new URL(`../${path}.js`, import.meta.url)), env, args);
+  programs.push(program);
+  return program;
 }
+
+const programs: Program[] = [];
+// A program that a failed test leaves behind would keep this process alive.
+after(() => {
+  for (const { child } of programs) child.kill("SIGKILL");
+});
 
 export class Program {
   readonly child: ChildProcess;

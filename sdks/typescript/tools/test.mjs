@@ -21,6 +21,6 @@ const files = readdirSync(join(root, "build/test"))
 if (process.env["LONGSHORE_TEST_DATABASE_URL"] === undefined) {
   console.log("LONGSHORE_TEST_DATABASE_URL is not set: the tests run on SQLite only");
 }
-// One file at a time: several tests measure time.
+// One file at a time: each starts servers, and the machine runs other suites beside this one.
 const args = ["--enable-source-maps", "--test", "--test-concurrency=1", ...flags, ...files];
 process.exit(spawnSync(process.execPath, args, { cwd: root, stdio: "inherit" }).status ?? 1);
