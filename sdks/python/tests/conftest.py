@@ -128,6 +128,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With CI=true no test may be skipped: nobody would notice that a package is missing."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    if os.environ.get("CI") == "true" and skipped:
+        reporter.write_line(f"CI=true, and {len(skipped)} tests were skipped; the first: {skipped[0].longrepr}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(scope="session", params=ENGINES)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server on each engine, shared by the tests. Tests use queues and kinds of their own."""

@@ -67,7 +67,8 @@ def await_address(process: subprocess.Popen[bytes], log: Path, start: int, timeo
     while True:
         has_ended = process.poll() is not None  # before the log is read, so that nothing of it is missed
         text = log.read_bytes()[start:].decode(errors="replace")
-        if found := re.search(r"listening on (http://\S+)\s", text):
+        # With `--json` the server prints an object instead of a line.
+        if found := re.search(r'(?:listening on |"url": ")(http://[^\s"]+)[\s"]', text):
             return found[1]
         if has_ended or time.monotonic() > deadline:
             raise LongshoreError(f"the server did not start: {text[-2000:]}")
