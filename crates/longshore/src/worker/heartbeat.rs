@@ -126,8 +126,24 @@ fn host() -> Option<String> {
     named.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Stops handlers two heartbeats before the worker's threshold runs out, and drops them one
-/// heartbeat before, counted from the time the last acknowledged heartbeat was sent.
+/// What has to happen to a handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Stop,
+    Drop,
+}
+
+/// A handler is stopped two heartbeats before the worker's threshold runs out, and dropped one
+/// heartbeat before. `silence` counts from the time the last acknowledged heartbeat was sent.
+fn due_without_contact(silence: Duration, interval: Duration, threshold: Duration) -> Option<Due> {
+    match threshold.saturating_sub(silence) {
+        left if left <= interval => Some(Due::Drop),
+        left if left <= interval * 2 => Some(Due::Stop),
+        _ => None,
+    }
+}
+
+/// Stops handlers before other workers can recover their jobs.
 async fn stop_handlers_without_contact(shared: &Shared) {
     let settings = &shared.settings;
     let interval = settings.heartbeat_interval;
@@ -140,16 +156,33 @@ async fn stop_handlers_without_contact(shared: &Shared) {
         for attempt in shared.held.all() {
             let threshold =
                 settings.stale_after * settings.recovery.threshold_factor(attempt.claimed.flags());
-            if silence + interval * 2 >= threshold {
+            let due = due_without_contact(silence, interval, threshold);
+            if due >= Some(Due::Stop) {
                 if attempt.control.reason().is_none() {
                     let job_id = attempt.claimed.lease().id;
                     tracing::warn!(%job_id, ?silence, "cannot reach the database; stopping the handler before another worker can recover its job");
                 }
                 attempt.control.stop(StopReason::Disconnected);
             }
-            if silence + interval >= threshold {
+            if due >= Some(Due::Drop) {
                 attempt.control.abort(StopReason::Disconnected);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handlers_stop_two_heartbeats_before_the_threshold_and_are_dropped_one_before() {
+        let due = |silence| {
+            let seconds = Duration::from_secs;
+            due_without_contact(seconds(silence), seconds(10), seconds(60))
+        };
+        assert_eq!([due(0), due(39)], [None, None]);
+        assert_eq!([due(40), due(49)], [Some(Due::Stop); 2]);
+        assert_eq!([due(50), due(60), due(90)], [Some(Due::Drop); 3]);
     }
 }
