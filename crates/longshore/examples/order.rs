@@ -38,10 +38,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     client.migrate().await?;
     let id = client.enqueue(NewJob::new("order", &42).idempotency_key("order-42")).await?.id;
 
-    let ms = Duration::from_millis; // so that a restarted program continues within seconds
+    let ms = Duration::from_millis; // so that a restarted program continues soon
     let worker = Worker::builder(client.clone()).state(folder);
     let worker = worker.function("order", order).function("parcel", parcel);
-    let worker = worker.heartbeat_interval(ms(100)).stale_after(ms(5000)).sweep_interval(ms(100));
+    let worker = worker.heartbeat_interval(ms(100)).stale_after(ms(15_000)).sweep_interval(ms(100));
     let worker = worker.recovery(RecoverySettings { delay: ms(1), ..RecoverySettings::default() });
     let running = worker.build()?.start().await?;
     while client.get(id).await?.finished_at.is_none() {

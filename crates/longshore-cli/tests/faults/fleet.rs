@@ -207,6 +207,11 @@ impl Fleet {
         ids
     }
 
+    /// Ends the leases that take [`crate::worker::UNTIL_OPENED`].
+    pub(crate) fn open_gate(&self) {
+        File::create(self.config.gate()).unwrap();
+    }
+
     pub(crate) async fn get(&self, id: JobId) -> JobRecord {
         self.client().get(id).await.unwrap()
     }

@@ -2,11 +2,11 @@
 //! and a database that goes away. They use real processes and real signals, and
 //! each test has its own schema or file.
 //!
-//! Tests wait for a state in the database or an entry in the event log, never for
-//! time to pass. No test asserts that something happened soon enough: a busy machine
+//! Tests wait for a state in the database or an entry in the event log, and open a gate
+//! when handlers may end. No test asserts that something happened soon enough: a busy machine
 //! has no such time. Workers count as dead after a minute, and [`Fleet::count_as_dead`]
-//! shortens that for a process that was killed or paused. The few tests of the time
-//! itself use seconds, which is much longer than a busy machine stops a process.
+//! shortens that for a process that was killed or paused. The few tests of pauses and
+//! outages use seconds, which is much longer than a busy machine stops a process.
 //!
 //! [`Fleet::count_as_dead`]: fleet::Fleet::count_as_dead
 #![cfg(unix)]

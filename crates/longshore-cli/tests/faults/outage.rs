@@ -7,7 +7,7 @@ use longshore::{AttemptEnd, Status};
 use crate::fleet::{Fleet, ms};
 use crate::missing::skip;
 use crate::postgres_server::PostgresServer;
-use crate::worker::EventKind;
+use crate::worker::{EventKind, UNTIL_OPENED};
 
 /// So long that a job that starts was found by a wake-up and not by a poll.
 const POLL: Duration = Duration::from_secs(600);
@@ -52,12 +52,12 @@ fn results_are_stored_after_an_outage_during_the_grace_period() {
         const JOBS: usize = 20;
         fleet.config.concurrency = JOBS as u32;
         fleet.config.grace = Duration::from_secs(60);
-        // Longer than it takes to stop the server when all of them run.
-        let ids = fleet.enqueue("sleep", &[8000], JOBS).await;
+        let ids = fleet.enqueue("sleep", &[UNTIL_OPENED], JOBS).await;
         let worker = fleet.start();
         fleet.wait_until_started(JOBS).await;
         fleet.process(worker).signal("TERM");
         server.stop();
+        fleet.open_gate();
         fleet
             .wait_until("the worker has results that it cannot store", async |fleet| {
                 fleet.process(worker).stderr().contains("waiting for the database to store results")

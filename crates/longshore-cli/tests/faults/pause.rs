@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use longshore::{INFRASTRUCTURE_RESILIENT_FLAG, JobId, NewJob, Status};
 
 use crate::fleet::{Fleet, ms, on_every_engine};
-use crate::worker::{Event, EventKind, millis_now};
+use crate::worker::{Event, EventKind, UNTIL_OPENED};
 
 on_every_engine!(
     a_worker_paused_until_its_jobs_were_recovered_settles_nothing,
@@ -15,23 +15,20 @@ on_every_engine!(
 
 async fn a_worker_paused_until_its_jobs_were_recovered_settles_nothing(fleet: &mut Fleet) {
     // When the process resumes, the `sleep` handlers are still waiting and get the
-    // stop. The others have slept long enough and try to settle at once.
+    // stop. The others end and try to settle at once.
     let each = 10;
-    // Longer than it takes to start all of them and to pause the process.
-    let ignored = 10_000;
     let sleeping = fleet.enqueue("sleep", &[600_000, 1], each).await;
-    let ignoring = fleet.enqueue("ignore_stop", &[ignored, 1], each).await;
+    let ignoring = fleet.enqueue("ignore_stop", &[UNTIL_OPENED, 1], each).await;
     let all = 2 * each;
     fleet.config.concurrency = all as u32;
     let paused = fleet.start();
     fleet.wait_until_started(all).await;
 
     fleet.process(paused).signal("STOP");
-    let slept_at = millis_now() + u128::from(ignored);
     fleet.count_as_dead(paused).await;
     let other = fleet.start_and_register().await;
     fleet.wait_until_succeeded(all).await;
-    fleet.wait_until("the handlers have slept long enough", async |_| millis_now() > slept_at).await;
+    fleet.open_gate();
     fleet.process(paused).signal("CONT");
 
     fleet.wait_until("handlers are stopped", async |fleet| stops(fleet).len() == each).await;
@@ -98,8 +95,7 @@ async fn a_worker_paused_with_a_resilient_job_past_its_threshold_runs_the_job_on
     fleet.config.threshold = ms(6000);
     fleet.config.sweep = ms(100);
     let paused = fleet.start();
-    // Longer than it takes to pause the worker, and shorter than the pause.
-    let resilient = NewJob::new("sleep", &[8_000]).flags([INFRASTRUCTURE_RESILIENT_FLAG]);
+    let resilient = NewJob::new("sleep", &[UNTIL_OPENED]).flags([INFRASTRUCTURE_RESILIENT_FLAG]);
     let id = fleet.client().enqueue(resilient).await.unwrap().id;
     fleet.wait_until_started(1).await;
     // Before the pause, so that its sweeps cover all of it.
@@ -112,6 +108,7 @@ async fn a_worker_paused_with_a_resilient_job_past_its_threshold_runs_the_job_on
             workers.iter().any(|worker| worker.running == 1 && worker.stale)
         })
         .await;
+    fleet.open_gate();
     fleet.process(paused).signal("CONT");
     fleet.wait_until_succeeded(1).await;
 

@@ -6,16 +6,17 @@
 //! | `noop` | does nothing |
 //! | `sleep` | waits, and returns early on a stop |
 //! | `ignore_stop` | waits, and ignores stops |
-//! | `block` | blocks its thread |
+//! | `block` | blocks its thread until the test opens the gate |
 //! | `poison` | aborts the process |
 //! | `durable` | does a step, waits for the event `go`, spawns three `noop` children, joins them, and does another step |
 //!
 //! The payload lists how many milliseconds each lease takes: with `[60000, 10]` the
 //! first takes a minute and the second 10 ms. The last number applies to all later
-//! leases.
+//! leases. A lease with [`UNTIL_OPENED`] takes until the test opens the gate.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -27,6 +28,9 @@ use serde::{Deserialize, Serialize};
 
 /// The variable with the configuration; if it is set, this program is a worker process.
 const CONFIG_VARIABLE: &str = "LONGSHORE_FAULTS_WORKER";
+
+/// In a payload: the lease takes until [`crate::fleet::Fleet::open_gate`].
+pub(crate) const UNTIL_OPENED: u64 = u64::MAX;
 
 /// The configuration of a worker process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -48,6 +52,11 @@ pub(crate) struct WorkerConfig {
 }
 
 impl WorkerConfig {
+    /// The gate is open if this file exists.
+    pub(crate) fn gate(&self) -> PathBuf {
+        PathBuf::from(format!("{}-gate", self.events))
+    }
+
     /// The command that starts this program as a worker process.
     pub(crate) fn command(&self) -> std::process::Command {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
@@ -128,7 +137,8 @@ pub(crate) fn run_if_requested() {
 
 async fn run(config: WorkerConfig) -> longshore::Result<()> {
     let client = Client::connect(&config.url).await?;
-    let log = EventLog(Arc::new(OpenOptions::new().append(true).create(true).open(&config.events).unwrap()));
+    let file = OpenOptions::new().append(true).create(true).open(&config.events).unwrap();
+    let log = EventLog { file: Arc::new(file), gate: Arc::new(config.gate()) };
     let worker = Worker::builder(client)
         .settings(config.settings())
         .state(log.clone())
@@ -145,7 +155,10 @@ async fn run(config: WorkerConfig) -> longshore::Result<()> {
 }
 
 #[derive(Clone)]
-struct EventLog(Arc<File>);
+struct EventLog {
+    file: Arc<File>,
+    gate: Arc<PathBuf>,
+}
 
 impl EventLog {
     fn write(&self, kind: EventKind, job: &Claimed) {
@@ -161,7 +174,7 @@ impl EventLog {
         // A single write to a file in append mode, so that lines of several processes
         // do not mix.
         let line = serde_json::to_string(&event).unwrap() + "\n";
-        (&*self.0).write_all(line.as_bytes()).unwrap();
+        (&*self.file).write_all(line.as_bytes()).unwrap();
     }
 }
 
@@ -177,12 +190,26 @@ impl Hooks for EventLog {
 struct Durations(Vec<u64>);
 
 impl Durations {
-    fn for_this_lease(&self, ctx: &Context<EventLog>) -> Duration {
+    fn for_this_lease(&self, ctx: &Context<EventLog>) -> u64 {
         let nth = usize::try_from(ctx.job().lease().lease_no - 1).unwrap_or(0);
-        let millis = self.0.get(nth).or(self.0.last()).copied().unwrap_or(0);
-        Duration::from_millis(millis)
+        self.0.get(nth).or(self.0.last()).copied().unwrap_or(0)
+    }
+
+    /// Waits for as long as this lease takes.
+    async fn pass(&self, ctx: &Context<EventLog>) {
+        match self.for_this_lease(ctx) {
+            UNTIL_OPENED => {
+                while !ctx.state().gate.exists() {
+                    tokio::time::sleep(GATE_INTERVAL).await;
+                }
+            }
+            millis => tokio::time::sleep(Duration::from_millis(millis)).await,
+        }
     }
 }
+
+/// The time between two looks whether the gate is open.
+const GATE_INTERVAL: Duration = Duration::from_millis(10);
 
 async fn noop(_: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
     ctx.state().write(EventKind::Start, ctx.job());
@@ -191,7 +218,7 @@ async fn noop(_: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
 
 async fn sleep(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
     ctx.state().write(EventKind::Start, ctx.job());
-    match ctx.until_stopped(tokio::time::sleep(durations.for_this_lease(&ctx))).await {
+    match ctx.until_stopped(durations.pass(&ctx)).await {
         Ok(()) => Ok(()),
         Err(reason) => {
             ctx.state().write(EventKind::Stop(format!("{reason:?}")), ctx.job());
@@ -202,13 +229,15 @@ async fn sleep(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failu
 
 async fn ignore_stop(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
     ctx.state().write(EventKind::Start, ctx.job());
-    tokio::time::sleep(durations.for_this_lease(&ctx)).await;
+    durations.pass(&ctx).await;
     Ok(())
 }
 
-async fn block(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
+async fn block(_: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
     ctx.state().write(EventKind::Start, ctx.job());
-    std::thread::sleep(durations.for_this_lease(&ctx));
+    while !ctx.state().gate.exists() {
+        std::thread::sleep(GATE_INTERVAL);
+    }
     Ok(())
 }
 
@@ -219,16 +248,16 @@ async fn poison(_: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
 
 async fn durable(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
     ctx.state().write(EventKind::Start, ctx.job());
-    let work = async |name: &str, takes: Duration| {
+    let work = async |name: &str, durations: Durations| {
         ctx.state().write(EventKind::Step(name.to_owned()), ctx.job());
-        tokio::time::sleep(takes).await;
+        durations.pass(&ctx).await;
         Ok(ctx.job().lease().lease_no)
     };
     // The value is the lease that did the work.
-    let first: i32 = ctx.step("first", || work("first", durations.for_this_lease(&ctx))).await?;
+    let first: i32 = ctx.step("first", || work("first", durations)).await?;
     ctx.event::<()>("go").await?;
     ctx.spawn("children", (0..3).map(|_| NewJob::new("noop", &[0]))).await?;
     let children = ctx.join("joined").await?.len();
-    let last: i32 = ctx.step("last", || work("last", Duration::ZERO)).await?;
+    let last: i32 = ctx.step("last", || work("last", Durations(vec![0]))).await?;
     Ok(ctx.set_result(&(first, children, last))?)
 }
