@@ -42,6 +42,16 @@ is_ready() {
   esac
 }
 
+# Presses Ctrl-C after the first output, or after a few seconds. It may come so early that nothing handles it.
+until_ctrl_c() {
+  python3 -c 'import select, signal, subprocess, sys
+process = subprocess.Popen(["longshore", *sys.argv[1:]], stdout=subprocess.PIPE)
+select.select([process.stdout], [], [], 4)
+process.send_signal(signal.SIGINT)
+sys.stdout.buffer.write(process.communicate()[0])
+sys.exit(0 if process.returncode == -signal.SIGINT else process.returncode)' "$@"
+}
+
 longshore() {
   case " $* " in
     *" --drain "*) command longshore "$@" ;;
@@ -49,7 +59,8 @@ longshore() {
     " dev "* | " serve "*) start server "$@" --bind "127.0.0.1:$PORT" ;;
     " worker "*) start worker "$@" ;;
     # These run until Ctrl-C.
-    " events "* | *" --watch "*) timeout --signal=INT --preserve-status 4 longshore "$@" ;;
+    " events emit "* | " events show "*) command longshore "$@" ;;
+    " events "* | *" --watch "*) until_ctrl_c "$@" ;;
     *) command longshore "$@" ;;
   esac
 }
@@ -68,9 +79,9 @@ cargo() {
 curl() {
   local limit=60 code
   # The stream of events does not end by itself.
-  case "$*" in */events) limit=2 ;; esac
+  case "$*" in */events) limit=10 ;; esac
   code=$(command curl -sS --max-time $limit --noproxy '*' -o "$FOLDER/body" -w '%{http_code}' "$@" 2> "$FOLDER/errors")
-  [ $limit = 2 ] || cat "$FOLDER/errors" >&2
+  [ $limit = 10 ] || cat "$FOLDER/errors" >&2
   { printf '%s' "$1"; shift; printf '\037%s' "$@"; printf '\036'; } >> "$FOLDER/calls"
   cat "$FOLDER/body"
   : > "$FOLDER/body"

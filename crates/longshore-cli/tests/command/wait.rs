@@ -1,5 +1,6 @@
 //! `longshore enqueue --wait` waits until the job has ended.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -90,14 +91,16 @@ fn a_job_continues_after_the_wait_times_out(fixture: &Fixture) {
 
 fn the_reason_is_printed_if_no_worker_can_run_the_job(fixture: &Fixture) {
     fixture.migrated().with_kinds(&["greet"]);
-    // The reason is printed after two seconds.
-    let waited = fixture.run("enqueue greet --queue lonely --wait=8s");
-    assert_eq!(waited.code, 9, "{waited:?}");
-    let lines: Vec<&str> = waited.err.lines().collect();
-    assert_eq!(lines.len(), 2, "once, and the timeout: {waited:?}");
+    let mut child = start_waiting(fixture, "enqueue greet --queue lonely --wait=1h");
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let reason = lines.next().unwrap();
+    assert!(reason.starts_with("still waiting: no live worker takes jobs from queue `lonely`"), "{reason}");
+    assert!(reason.contains("longshore worker --queues lonely"), "{reason}");
+    fixture.run("jobs cancel --kind greet --yes").ok();
+    let rest: Vec<String> = lines.collect();
     assert!(
-        lines[0].starts_with("still waiting: no live worker takes jobs from queue `lonely`"),
-        "{waited:?}"
+        rest.len() == 1 && rest[0].contains("ended as cancelled"),
+        "the reason is printed once: {rest:?}"
     );
-    assert!(lines[0].contains("longshore worker --queues lonely"), "{waited:?}");
+    assert_eq!(finish(child).code, 8);
 }

@@ -113,7 +113,7 @@ print('v1,' + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).d
             let mut python = Command::new("python3");
             let python =
                 python.args(["-c", SCRIPT, &secret, "01990000-0000-7000-8000-000000000001", "1700000000"]);
-            let Some(expected) = crate::builtin::testing::output_of(python, body) else { return };
+            let expected = crate::builtin::testing::output_of(python, body);
             let signature =
                 keys(&[&secret]).unwrap().sign("01990000-0000-7000-8000-000000000001", 1_700_000_000, body);
             assert_eq!(signature.unwrap(), expected.trim());

@@ -135,17 +135,14 @@ async fn run_job(settings: &Settings, job: NewJob) -> JobRecord {
     client.get(id).await.unwrap()
 }
 
-/// Runs a command with `input` and returns its output, or `None` if the program is not
-/// installed.
-pub(super) fn output_of(command: &mut Command, input: &[u8]) -> Option<String> {
-    let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
-        eprintln!("skipped: {:?} is not installed", command.get_program());
-        return None;
-    };
+/// Runs a command with `input` and returns its output.
+pub(super) fn output_of(command: &mut Command, input: &[u8]) -> String {
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = child.unwrap_or_else(|error| panic!("install {:?}: {error}", command.get_program()));
     child.stdin.take().unwrap().write_all(input).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
-    Some(String::from_utf8(output.stdout).unwrap())
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Whether a value conforms to a schema. Panics on an unknown keyword.

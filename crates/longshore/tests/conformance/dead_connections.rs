@@ -114,21 +114,27 @@ async fn in_time<T>(work: impl Future<Output = T>) -> T {
 }
 
 async fn a_dropped_heartbeat_does_not_block_the_next_one(fixture: Fixture) {
-    let proxy = Proxy::start(&fixture).await;
-    let store = proxy.client().await.store().with_own_connection();
     let worker = fixture.worker_with(DAY).await;
-    assert!(matches!(store.beat(worker, &[]).await, Ok(Beat::Alive { .. })));
-    proxy.silence_open_connections();
-    let mut swallowed = proxy.swallowed.subscribe();
-    let began = Instant::now();
-    tokio::select! {
-        lost = store.beat(worker, &[]) => panic!("a reply on a dead connection: {lost:?}"),
-        sent = swallowed.wait_for(|swallowed| *swallowed == 1) => drop(sent.expect("a proxy")),
+    // If the first one went on, it would keep the connection for as long as a heartbeat may take, in every round. A
+    // round on a slow machine shows nothing.
+    for _ in 0..10 {
+        let proxy = Proxy::start(&fixture).await;
+        let store = proxy.client().await.store().with_own_connection();
+        assert!(matches!(store.beat(worker, &[]).await, Ok(Beat::Alive { .. })));
+        proxy.silence_open_connections();
+        let mut swallowed = proxy.swallowed.subscribe();
+        let began = Instant::now();
+        tokio::select! {
+            lost = store.beat(worker, &[]) => panic!("a reply on a dead connection: {lost:?}"),
+            sent = swallowed.wait_for(|swallowed| *swallowed == 1) => drop(sent.expect("a proxy")),
+        }
+        let next = store.beat(worker, &[]).await;
+        assert!(matches!(next, Ok(Beat::Alive { .. })), "{next:?}");
+        if began.elapsed() < 4 * SECOND {
+            return;
+        }
     }
-    let next = store.beat(worker, &[]).await;
-    assert!(matches!(next, Ok(Beat::Alive { .. })), "{next:?}");
-    // If the first one went on, it would keep the connection for as long as a heartbeat may take.
-    assert!(began.elapsed() < 4 * SECOND, "{:?}", began.elapsed());
+    panic!("the next heartbeat always waited for the first one");
 }
 
 async fn a_heartbeat_on_a_dead_connection_times_out(fixture: Fixture) {

@@ -200,6 +200,26 @@ pub(crate) async fn until_blocked_by(other: &mut PgConnection) {
     tokio::time::timeout(MAX_WAIT, blocked).await.expect("no session is blocked");
 }
 
+/// Ends the transaction of `other` as soon as another session is blocked by it. The server does both, so that a slow
+/// test does not make the session give up.
+pub(crate) async fn end_when_blocking(mut other: PgConnection, end: &str) {
+    let sql = format!(
+        "do $$
+         begin
+           while not exists (select
+                               from pg_locks
+                              where not granted
+                                and locktype <> 'virtualxid'
+                                and pg_backend_pid() = any(pg_blocking_pids(pid))) loop
+             perform pg_sleep(0.001);
+           end loop;
+         end $$;
+         {end}"
+    );
+    let ended = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut other);
+    tokio::time::timeout(MAX_WAIT, ended).await.expect("no session is blocked").expect("end");
+}
+
 /// Fails if `work` waits for a lock of `other`.
 async fn without_waiting_for<T>(other: &mut PgConnection, work: impl Future<Output = T>) -> T {
     tokio::select! {
@@ -485,11 +505,10 @@ async fn a_retry_concurrent_with_a_replacement_queues_the_new_contents(fixture: 
              {}",
             end.replace("{id}", &id.to_string())
         );
-        let mut other = open_transaction(&fixture, &sql).await;
+        let other = open_transaction(&fixture, &sql).await;
         let caller = fixture.clone();
         let retry = tokio::spawn(async move { call(&caller, "retry", id).await });
-        until_blocked_by(&mut other).await;
-        sqlx::raw_sql("commit").execute(&mut other).await.expect("commit");
+        end_when_blocking(other, "commit").await;
         assert_eq!(in_time(retry).await.expect("task"), "queued");
         assert_eq!(fixture.check().await.expect("check").problems, Vec::<String>::new());
         let worker = fixture.worker().await;
@@ -513,15 +532,14 @@ async fn a_key_that_an_open_transaction_merges_creates_no_second_job(fixture: Fi
                 "select enqueue('x', idempotency_key => '{key}', unique_key => '{unique}',
                                 unique_mode => '{mode}')"
             );
-            let mut other = open_transaction(&fixture, &merge).await;
+            let other = open_transaction(&fixture, &merge).await;
             let mut request = job("sms").idempotency_key(key.as_str());
             if let Some(key) = &other_key {
                 request = request.unique_key(key, UniqueMode::Dedupe);
             }
             let client = fixture.client();
             let second = tokio::spawn(async move { client.enqueue(request).await });
-            until_blocked_by(&mut other).await;
-            sqlx::raw_sql("commit").execute(&mut other).await.expect("commit");
+            end_when_blocking(other, "commit").await;
             let enqueued = in_time(second).await.expect("task").expect("enqueue");
             assert_eq!((enqueued.id, enqueued.how), (holder, EnqueuedAs::Existing), "{key}");
         }
@@ -543,13 +561,12 @@ async fn a_key_that_an_open_transaction_stores_is_not_merged(fixture: Fixture) {
             )
             .await;
         let before = snapshot(&fixture.job(holder).await);
-        let mut other =
+        let other =
             open_transaction(&fixture, &format!("select enqueue('x', idempotency_key => '{key}')")).await;
         let client = fixture.client();
         let request = job("sms").idempotency_key(key.as_str()).unique_key(&unique, mode);
         let second = tokio::spawn(async move { client.enqueue(request).await });
-        until_blocked_by(&mut other).await;
-        sqlx::raw_sql("commit").execute(&mut other).await.expect("commit");
+        end_when_blocking(other, "commit").await;
         let enqueued = in_time(second).await.expect("task").expect("enqueue");
         assert_eq!(enqueued.how, EnqueuedAs::Existing, "{mode:?}");
         assert_eq!(fixture.job(enqueued.id).await.kind, "x", "{mode:?}");

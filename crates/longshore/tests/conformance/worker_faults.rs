@@ -91,9 +91,19 @@ async fn a_handler_that_panics_when_dropped_fails_only_its_own_attempt(fixture: 
 }
 
 async fn a_cancelled_job_does_not_cancel_the_rest_of_its_batch(fixture: Fixture) {
+    // On a slow machine, the cancel may come after the timeout. Such a round shows nothing.
+    for _ in 0..10 {
+        if cancel_one_of_a_batch(&fixture).await != StopReason::TimedOut {
+            return;
+        }
+    }
+    panic!("the job is never cancelled");
+}
+
+/// Returns why the cancelled job stopped.
+async fn cancel_one_of_a_batch(fixture: &Fixture) -> StopReason {
     let mut ids = Vec::new();
     for n in 0..3 {
-        // Much longer than the cancel takes.
         ids.push(fixture.add(NewJob::new("mail", &n).timeout(Some(5 * SECOND))).await);
     }
     let stopped = Arc::new(Mutex::new(Vec::<(JobId, StopReason)>::new()));
@@ -108,19 +118,23 @@ async fn a_cancelled_job_does_not_cancel_the_rest_of_its_batch(fixture: Fixture)
         }
         std::future::pending::<Vec<Result<(), Failure>>>()
     };
-    let builder = worker(&fixture).concurrency(1).batch("mail", 3, batch);
+    let builder = worker(fixture).concurrency(1).batch("mail", 3, batch);
     let running = run_worker(builder).await;
-    until_status(&fixture, ids[2], Status::Running).await;
+    until_status(fixture, ids[2], Status::Running).await;
     fixture.cancel(ids[0]).await.expect("cancel");
     for id in &ids[1..] {
-        until_status(&fixture, *id, Status::Retrying).await;
+        until_status(fixture, *id, Status::Retrying).await;
     }
-    until_status(&fixture, ids[0], Status::Cancelled).await;
+    until_status(fixture, ids[0], Status::Cancelled).await;
     running.stop_now().await;
     let mut stopped = std::mem::take(&mut *stopped.lock().expect("lock"));
     stopped.sort_by_key(|(id, _)| *id);
-    let reasons = [StopReason::Cancelled, StopReason::TimedOut, StopReason::TimedOut];
-    assert_eq!(stopped, ids.into_iter().zip(reasons).collect::<Vec<_>>());
+    let why = stopped[0].1;
+    if why != StopReason::TimedOut {
+        let reasons = [StopReason::Cancelled, StopReason::TimedOut, StopReason::TimedOut];
+        assert_eq!(stopped, ids.into_iter().zip(reasons).collect::<Vec<_>>());
+    }
+    why
 }
 
 async fn a_batch_handler_receives_full_batches_even_with_one_slot(fixture: Fixture) {
