@@ -6,8 +6,7 @@ use std::{collections::BTreeSet, fs};
 use crate::run::{self, Result};
 
 /// The feature combinations to check `longshore` with, each with a name and its
-/// cargo flags: no features, each feature alone, the default. The lints of the workspace
-/// check all features together.
+/// cargo flags: no features, each feature alone, the default, all.
 pub(crate) fn combinations() -> Result<Vec<(String, Vec<String>)>> {
     let path = run::workspace().join("crates/longshore/Cargo.toml");
     let manifest = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -20,6 +19,8 @@ pub(crate) fn combinations() -> Result<Vec<(String, Vec<String>)>> {
         combinations.push((format!("only {feature}"), flags));
     }
     combinations.push(("default features".into(), Vec::new()));
+    // Not the same as the lints of the workspace, where the development dependencies enable more features of ours.
+    combinations.push(("all features".into(), vec!["--all-features".into()]));
     Ok(combinations)
 }
 
@@ -88,12 +89,12 @@ mod tests {
     }
 
     #[test]
-    fn the_library_is_checked_with_no_features_each_feature_and_the_default() {
+    fn the_library_is_checked_with_no_features_each_feature_the_default_and_all() {
         let combinations = combinations().expect("the library's manifest is readable");
         let names: Vec<_> = combinations.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names.first(), Some(&"no features"));
         assert!(names.contains(&"only postgres"), "{names:?}");
         assert!(names.contains(&"only sqlite"), "{names:?}");
-        assert_eq!(names.last(), Some(&"default features"));
+        assert_eq!(names[names.len() - 2..], ["default features", "all features"]);
     }
 }

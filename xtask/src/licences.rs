@@ -1,4 +1,4 @@
-//! Checks the licences and the sources of all dependencies, for every platform, by the rules in
+//! Checks the licences, the sources and the versions of all dependencies, for every platform, by the rules in
 //! `deny.toml`. cargo-deny reads the same file and checks more, but takes many minutes to build.
 
 use std::{collections::BTreeSet, fs};
@@ -10,10 +10,28 @@ pub(crate) fn check() -> Result {
     let rules = Rules::parse(&read("deny.toml")?)?;
     let mut problems = rules.problems(&dependencies()?);
     problems.extend(foreign_sources(&read("Cargo.lock")?));
+    for manifest in MANIFESTS {
+        problems.extend(wildcards(manifest, &read(manifest)?));
+    }
     if problems.is_empty() {
         return Ok(());
     }
     Err(format!("the rules in deny.toml are broken:\n  {}", problems.join("\n  ")).into())
+}
+
+/// The manifests of the workspace that name versions.
+const MANIFESTS: [&str; 5] = [
+    "Cargo.toml",
+    "crates/bench/Cargo.toml",
+    "crates/longshore/Cargo.toml",
+    "crates/longshore-cli/Cargo.toml",
+    "xtask/Cargo.toml",
+];
+
+/// Dependencies that accept any version.
+fn wildcards(manifest: &str, text: &str) -> Vec<String> {
+    let any = text.lines().filter(|line| line.replace(' ', "").contains("=\"*\""));
+    any.map(|line| format!("{manifest}: `{}` accepts any version", line.trim())).collect()
 }
 
 fn read(file: &str) -> Result<String> {
@@ -200,6 +218,12 @@ exceptions = [{ crate = "roots", allow = ["CDLA-Permissive-2.0"] }]
         let lock = "source = \"registry+https://github.com/rust-lang/crates.io-index\"\n";
         assert_eq!(foreign_sources(lock), [""; 0]);
         assert_eq!(foreign_sources(&format!("{lock}source = \"git+https://example.com/x\"\n")).len(), 1);
+    }
+
+    #[test]
+    fn a_dependency_on_any_version_is_a_problem() {
+        assert_eq!(wildcards("Cargo.toml", "a = \"1\"\nb.workspace = true\n"), [""; 0]);
+        assert_eq!(wildcards("Cargo.toml", "a = \"*\"\nb = { version = \"*\" }\n").len(), 2);
     }
 
     #[test]

@@ -161,14 +161,14 @@ fn run(mutants: &[Mutant], chosen: &[usize]) -> Result {
     Err(format!("not caught by the conformance suite:\n  {}", failures.join("\n  ")).into())
 }
 
-/// Checks that the cases pass while no mutant is on. Otherwise their failures would prove
-/// nothing.
+/// Checks that the cases pass while no mutant is on, as many at a time as later with mutants.
+/// Otherwise their failures would prove nothing.
 fn check_cases<'c>(suite: &Suite, cases: impl Iterator<Item = &'c String>) -> Result {
     let cases: BTreeSet<&String> = cases.collect();
     eprintln!("==> mutants: running {} cases without a mutant", cases.len());
     let started = Instant::now();
     let runs: Vec<Run<'_>> = cases.into_iter().map(|case| Run { mutant: None, case }).collect();
-    let ended = run_all(suite, &runs, Ended::Passed, &|_, _, _| {})?;
+    let ended = run_all(suite, &runs, &|_, _, _| {})?;
     let failed = runs.iter().zip(ended).filter(|(_, ended)| *ended != Ended::Passed);
     let failed: Vec<String> = failed.map(|(run, ended)| format!("{}: {ended:?}", run.case)).collect();
     if failed.is_empty() {
@@ -208,7 +208,12 @@ fn test_all(suite: &Suite, mutants: &[Mutant], ready: &[usize]) -> Result<Vec<Ju
             eprintln!("    {n}/{} {name}: {outcome}, {time}", ready.len());
         }
     };
-    let ended = run_all(suite, &runs, Ended::Failed, &report)?;
+    let mut ended = run_all(suite, &runs, &report)?;
+    // Whether a race is lost depends on the speed of the machine. The last result counts.
+    for (run, ended) in runs.iter().zip(&mut ended).filter(|(_, ended)| **ended != Ended::Failed) {
+        eprintln!("    {ended:?}, so it runs again, alone: {}", run.case);
+        *ended = suite.run(0, run.mutant, run.case)?;
+    }
     let judge = |n: &usize| {
         let own = || runs.iter().zip(&ended).filter(|(run, _)| run.mutant == Some(*n));
         let outcome = Outcome::of(&own().map(|(_, ended)| *ended).collect::<Vec<_>>());
@@ -225,12 +230,10 @@ struct Run<'m> {
     case: &'m str,
 }
 
-/// Runs test cases, several at a time. A case that does not end as expected runs again,
-/// alone, because some cases depend on the speed of the machine. The last result counts.
+/// Runs test cases, several at a time.
 fn run_all(
     suite: &Suite,
     runs: &[Run<'_>],
-    expected: Ended,
     report: &(dyn Fn(&Run<'_>, Ended, Duration) + Sync),
 ) -> Result<Vec<Ended>> {
     let next = AtomicUsize::new(0);
@@ -253,11 +256,7 @@ fn run_all(
             .map(|slot| slot.join().unwrap_or_else(|_| Err("a thread panicked".into())))
             .collect()
     });
-    let mut ended: BTreeMap<usize, Ended> = results?.into_iter().flatten().collect();
-    for (n, ended) in ended.iter_mut().filter(|(_, ended)| **ended != expected) {
-        eprintln!("    {:?}, so it runs again, alone: {}", ended, runs[*n].case);
-        *ended = suite.run(0, runs[*n].mutant, runs[*n].case)?;
-    }
+    let ended: BTreeMap<usize, Ended> = results?.into_iter().flatten().collect();
     Ok(ended.into_values().collect())
 }
 

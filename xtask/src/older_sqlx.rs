@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::run::{Result, cargo, target_dir, workspace};
+use crate::run::{Result, Unavailable, cargo, target_dir, workspace};
 
 /// The features of Longshore that such a program may use: all except `sqlite`, which links
 /// to another SQLite than the one that sqlx 0.8 requires, even if that is not used.
@@ -23,11 +23,13 @@ pub(crate) fn check() -> Result {
         eprintln!("==> sqlx 0.8: ok, a program that uses it can use Longshore with Postgres");
         return Ok(());
     }
-    let reason = match message.contains("failed to select a version") {
-        true => "a program that uses it cannot use Longshore; README.md says it can",
-        false => "its dependencies cannot be looked up",
-    };
-    Err(format!("sqlx 0.8: {reason}\n{message}").into())
+    if message.contains("failed to select a version") {
+        return Err(format!(
+            "sqlx 0.8: a program that uses it cannot use Longshore; README.md says it can\n{message}"
+        )
+        .into());
+    }
+    Err(Unavailable(format!("sqlx 0.8: its dependencies cannot be looked up: {}", message.trim())).into())
 }
 
 fn manifest() -> String {

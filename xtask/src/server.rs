@@ -22,7 +22,12 @@ pub(crate) const BINARY_VARIABLE: &str = "LONGSHORE_BIN";
 /// The built server, or the one that the environment names.
 pub(crate) fn binary() -> PathBuf {
     let given = env::var_os(BINARY_VARIABLE).filter(|path| !path.is_empty());
-    given.map_or_else(|| target_dir().join("debug/longshore"), PathBuf::from)
+    given.map_or_else(built, PathBuf::from)
+}
+
+/// The server that [`build_command`] builds.
+pub(crate) fn built() -> PathBuf {
+    target_dir().join("debug/longshore")
 }
 
 /// Builds the server, unless the environment names one.

@@ -9,7 +9,7 @@ use std::{
 
 use crate::run::{self, Result, took};
 
-/// The steps of a run, in the order in which they began.
+/// The steps of a run, in the order in which they ended.
 pub(crate) struct Steps {
     began: Instant,
     steps: Vec<Step>,
@@ -65,8 +65,8 @@ impl Steps {
         self.began.elapsed()
     }
 
-    /// The table of times, the slowest tests, and the list of what did not run.
-    pub(crate) fn report(&self, slowest: &[(Duration, String)]) -> String {
+    /// The table of times, the slowest tests, what did not run, and what failed.
+    pub(crate) fn report(&self, slowest: &[(Duration, String)], failures: &[String]) -> String {
         let mut report = "==> steps\n".to_owned();
         let width = self.steps.iter().map(|step| step.name.len()).max().unwrap_or_default().max(5);
         let mut row = |name: &str, duration: Duration, note: &str| {
@@ -83,12 +83,14 @@ impl Steps {
         for (duration, test) in slowest {
             let _ = writeln!(report, "    {:>8} {test}", took(*duration));
         }
-        match self.left_out.is_empty() {
-            true => report.push_str("==> everything ran\n"),
-            false => report.push_str("==> DID NOT RUN\n"),
+        if self.left_out.is_empty() && failures.is_empty() {
+            report.push_str("==> everything ran\n");
         }
-        for (name, reason) in &self.left_out {
-            let _ = writeln!(report, "    {name}: {reason}");
+        let left_out = self.left_out.iter().map(|(name, reason)| format!("{name}: {reason}"));
+        for (title, lines) in [("DID NOT RUN", left_out.collect()), ("FAILED", failures.to_vec())] {
+            if !lines.is_empty() {
+                let _ = writeln!(report, "==> {title}\n    {}", lines.join("\n    "));
+            }
         }
         report
     }
@@ -103,12 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn the_report_lists_steps_slow_tests_and_what_did_not_run() {
+    fn the_report_lists_steps_slow_tests_what_did_not_run_and_what_failed() {
         let mut steps = Steps::new();
         steps.add(step("format", 2, Place::InSequence));
         steps.add(step("browser", 61, Place::Beside));
         steps.leave_out("sdks", "`npm` is missing");
-        let report = steps.report(&[(Duration::from_secs(9), "conformance claim::sqlite::a_test".into())]);
+        let slowest = [(Duration::from_secs(9), "conformance claim::sqlite::a_test".into())];
+        let report = steps.report(&slowest, &["browser: exit status 1".into()]);
         let lines: Vec<&str> = report.lines().collect();
         assert_eq!(
             [&lines[..3], &lines[4..]].concat(),
@@ -120,6 +123,8 @@ mod tests {
                 "        9.0s conformance claim::sqlite::a_test",
                 "==> DID NOT RUN",
                 "    sdks: `npm` is missing",
+                "==> FAILED",
+                "    browser: exit status 1",
             ]
         );
         assert!(lines[3].starts_with("    total"), "{}", lines[3]);
@@ -127,13 +132,14 @@ mod tests {
 
     #[test]
     fn a_complete_run_says_so() {
-        assert!(Steps::new().report(&[]).ends_with("==> everything ran\n"));
+        assert!(Steps::new().report(&[], &[]).ends_with("==> everything ran\n"));
+        assert!(!Steps::new().report(&[], &["it failed".into()]).contains("everything ran"));
     }
 
     #[test]
     fn a_failed_step_is_recorded_too() {
         let mut steps = Steps::new();
         assert!(steps.run("lints", &mut Command::new("false")).is_err());
-        assert!(steps.report(&[]).contains("    lints"));
+        assert!(steps.report(&[], &[]).contains("    lints"));
     }
 }

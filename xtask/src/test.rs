@@ -77,11 +77,11 @@ impl Tests {
             let slowest = ended.slowest(SLOWEST);
             failures.extend(failure(ended.result));
             failures.extend(self.suites.collect(&mut steps));
-            eprint!("{}{}", steps.report(&slowest), ended.summary);
+            eprint!("{}{}", steps.report(&slowest, &failures), ended.summary);
         } else {
             // `cargo test` does not print the times of the tests.
             failures.extend(self.suites.collect(&mut steps));
-            eprint!("{}", steps.report(&[]));
+            eprint!("{}", steps.report(&[], &failures));
             failures.extend(failure(last_step("tests", tests)));
         }
         if failures.is_empty() { Ok(()) } else { Err(failures.join("\nxtask: ").into()) }
@@ -102,15 +102,17 @@ pub(crate) fn quick() -> Result {
     if nextest::is_installed() {
         let mut tests = cargo(["nextest", "run", "--no-fail-fast", "--filterset", QUICK_TESTS]);
         let ended = steps.time("tests", || nextest::run("tests", tests.args(targets)))?;
-        eprint!("{}{}", steps.report(&ended.slowest(5)), ended.summary);
+        let failures: Vec<String> =
+            ended.result.as_ref().err().into_iter().map(ToString::to_string).collect();
+        eprint!("{}{}", steps.report(&ended.slowest(5), &failures), ended.summary);
         return ended.result;
     }
     let mut tests = cargo(["test", "--no-fail-fast"]);
     last_step("tests", tests.args(targets).args(["--", "--skip", "::postgres"]))
 }
 
-/// All tests except those on Postgres.
-const QUICK_TESTS: &str = "not test(/::postgres(_only)?::/)";
+/// All tests except those on Postgres. The unit tests of its engine need no database.
+const QUICK_TESTS: &str = "not test(/::postgres(_only)?::/) or test(/^store::postgres::/)";
 
 /// The source of the database for the tests.
 pub(crate) enum Database {

@@ -8,7 +8,8 @@
 use std::{env, ffi::OsStr, process::Command};
 
 use crate::{
-    debian,
+    debian, nextest,
+    postgres::Binaries,
     run::{Result, Unavailable, succeeds},
 };
 
@@ -33,12 +34,16 @@ enum Need {
 const WITH_NODE: &[&str] = &["clients", "browser", "sdks typescript"];
 const WITH_PYTHON: &[&str] = &["schemathesis", "clients", "sdks python"];
 
-const TOOLS: [Tool; 15] = [
+const TOOLS: [Tool; 16] = [
     Tool { is_usable: is_node, ..suites("node", "nodejs", WITH_NODE) },
     suites("npm", "npm", WITH_NODE),
     Tool { is_usable: is_chromium, ..suites("chromium", "chromium", &["browser"]) },
     Tool { is_usable: is_python, ..suites("python3", "python3", WITH_PYTHON) },
     Tool { is_usable: has_venv, ..suites("python3 -m venv", "python3-venv", WITH_PYTHON) },
+    Tool {
+        is_usable: has_postgres_server,
+        ..tests("postgres", "postgresql", "outages and failover of Postgres")
+    },
     tests("pgbouncer", "pgbouncer", "Postgres behind PgBouncer"),
     tests("openssl", "openssl", "mail and webhooks over TLS"),
     tests("promtool", "prometheus", "the metrics page and the files for Prometheus"),
@@ -67,6 +72,10 @@ pub(crate) struct Missing {
 impl Missing {
     /// Finds or installs all programs. With `CI=true`, fails if one is missing.
     pub(crate) fn after_installing() -> Result<Missing> {
+        // `cargo test` does not end tests that hang, and prints no times.
+        if is_ci() && !nextest::is_installed() {
+            return Err("CI=true, and cargo-nextest is missing (cargo install cargo-nextest --locked)".into());
+        }
         let missing = Missing::of(|_| true);
         if is_ci() && !missing.tools.is_empty() {
             return Err(missing.remedy().into());
@@ -157,6 +166,10 @@ fn is_chromium(_: &str) -> bool {
     // The suite complains about a wrong path, and names the variable.
     let is_given = env::var_os(CHROMIUM_VARIABLE).is_some_and(|path| !path.is_empty());
     is_given || CHROMIUM_NAMES.into_iter().any(is_on_path)
+}
+
+fn has_postgres_server(_: &str) -> bool {
+    Binaries::find().is_some()
 }
 
 fn is_on_path(program: &str) -> bool {
