@@ -4,6 +4,7 @@
 use std::{
     io::{BufRead, BufReader, IsTerminal, Read},
     process::{Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -13,6 +14,18 @@ use crate::run::{self, Result, cargo};
 pub(crate) fn is_installed() -> bool {
     run::succeeds(&mut cargo(["nextest", "--version"]))
 }
+
+/// `cargo nextest run` with what all runs need.
+pub(crate) fn command() -> Command {
+    let mut command = cargo(["nextest", "run", "--no-fail-fast"]);
+    // Many tests wait most of the time. More at a time would not save more.
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    // Not an argument, which could not be given a second time.
+    command.env("NEXTEST_TEST_THREADS", (TESTS_PER_CORE * cores).to_string());
+    command
+}
+
+const TESTS_PER_CORE: usize = 2;
 
 /// The end of a run.
 pub(crate) struct Ended {

@@ -100,8 +100,9 @@ pub(crate) fn quick() -> Result {
     steps.run("check", &mut cargo(["check", "--workspace", "--all-features"]))?;
     let targets = ["--workspace", "--all-features", "--lib", "--bins", "--test", "conformance"];
     if nextest::is_installed() {
-        let mut tests = cargo(["nextest", "run", "--no-fail-fast", "--filterset", QUICK_TESTS]);
-        let ended = steps.time("tests", || nextest::run("tests", tests.args(targets)))?;
+        let mut tests = nextest::command();
+        tests.args(["--filterset", QUICK_TESTS]).args(targets);
+        let ended = steps.time("tests", || nextest::run("tests", &mut tests))?;
         let failures: Vec<String> =
             ended.result.as_ref().err().into_iter().map(ToString::to_string).collect();
         eprint!("{}{}", steps.report(&ended.slowest(5), &failures), ended.summary);
@@ -161,7 +162,7 @@ impl OpenDatabase {
 
 fn runner(args: &[OsString]) -> Command {
     let mut runner = if nextest::is_installed() {
-        cargo(["nextest", "run", "--no-fail-fast"])
+        nextest::command()
     } else {
         eprintln!(
             "==> tests: cargo-nextest is not installed; using `cargo test`, which is slower \
