@@ -21,6 +21,7 @@ cases! {
 cases! {
     only on sqlite:
     a_failed_enqueue_on_a_connection_without_a_transaction_stores_nothing,
+    an_enqueue_after_a_read_that_is_out_of_date_says_how_to_begin,
 }
 
 /// Enqueues `jobs` in a transaction that also inserts into the caller's table, then
@@ -201,4 +202,17 @@ async fn a_failed_enqueue_on_a_connection_without_a_transaction_stores_nothing(f
     // The connection is not `Sync`, so it stays on this thread.
     tokio::task::block_in_place(|| enqueue_without_a_transaction(&fixture));
     assert_eq!(fixture.count(Status::Queued).await, 2);
+}
+
+async fn an_enqueue_after_a_read_that_is_out_of_date_says_how_to_begin(fixture: Fixture) {
+    let late = tokio::task::block_in_place(|| {
+        let runtime = tokio::runtime::Handle::current();
+        let mut connection = rusqlite::Connection::open(fixture.file()).expect("open");
+        let tx = connection.transaction().expect("begin");
+        let _: i64 = tx.query_row("select count(*) from jobs", [], |row| row.get(0)).expect("a read");
+        runtime.block_on(fixture.add(job("mail")));
+        runtime.block_on(fixture.enqueue_in(&*tx, [job("late")]))
+    });
+    let error = late.expect_err("the database has changed since the read");
+    assert!(error.is_unavailable() && error.to_string().contains("Immediate"), "{error}");
 }

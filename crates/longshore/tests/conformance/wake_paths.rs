@@ -282,7 +282,9 @@ async fn in_callers_transaction(fixture: &Fixture, job: NewJob) -> JobId {
         Engine::Sqlite => tokio::task::block_in_place(|| {
             let mut connection = rusqlite::Connection::open(fixture.file()).expect("open");
             connection.busy_timeout(5 * SECOND).expect("busy timeout");
-            let tx = connection.transaction().expect("begin");
+            let tx = connection
+                .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
+                .expect("begin");
             let runtime = tokio::runtime::Handle::current();
             let results = runtime.block_on(fixture.enqueue_in(&*tx, [job])).expect("enqueue_in");
             tx.commit().expect("commit");

@@ -250,7 +250,15 @@ impl From<Fault> for Error {
             Fault::Ours(error) => return error,
         };
         let message = error.to_string();
+        let extended = error.sqlite_error().map(|error| error.extended_code);
         let translated = match error.sqlite_error_code() {
+            // Only in the caller's transaction: our own begin with the lock.
+            Some(ErrorCode::DatabaseBusy) if extended == Some(rusqlite::ffi::SQLITE_BUSY_SNAPSHOT) => {
+                Error::unavailable(
+                    "the transaction began with a read, and the database has changed since; \
+                     begin it with `TransactionBehavior::Immediate` and try again",
+                )
+            }
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
                 Error::unavailable("another process has locked the database for 5 s; try again")
             }
