@@ -131,8 +131,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With CI=true no test may be skipped: nobody would notice that a package is missing."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
-    if os.environ.get("CI") == "true" and skipped:
+    if os.environ.get("CI") != "true" or reporter is None:
+        return
+    if skipped := reporter.stats.get("skipped", []):
         reporter.write_line(f"CI=true, and {len(skipped)} tests were skipped; the first: {skipped[0].longrepr}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
