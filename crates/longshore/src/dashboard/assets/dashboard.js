@@ -149,9 +149,11 @@ function showLive(state, why) {
   setText($("span", sign), state === "on" ? "Live" : state === "off" ? "Reconnecting" : "Paused");
 }
 
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
 // Shows the state after an action. A refresh that has begun may show the one before.
 async function refreshAfterAction() {
-  while (isRefreshing) await new Promise((resolve) => setTimeout(resolve, 30));
+  while (isRefreshing) await sleep(30);
   await refresh(true);
 }
 
@@ -205,8 +207,7 @@ function refreshSoon() {
   }, wait);
 }
 
-// Something changed. The server keeps data for a second, so the first refresh may still show the state
-// before; a second one follows.
+// Something changed. The server keeps data for a second, so a second refresh follows.
 let secondRefresh = null;
 function noticed() {
   refreshSoon();
@@ -320,7 +321,7 @@ function confirmed(question, yes) {
   });
 }
 
-// JSON without the space between its parts: what is indented may be too long to be sent. Numbers and strings stay as they are.
+// JSON without the space between its parts, which may make it too long. Numbers and strings stay as they are.
 function withoutSpace(json) {
   return json.replace(/"(?:[^"\\]|\\.)*"|\s+/g, (part) => (part[0] === '"' ? part : ""));
 }
@@ -378,12 +379,17 @@ const busy = new WeakSet();
 async function act(form) {
   if (busy.has(form)) return;
   busy.add(form);
+  // Read before the question: a live update may change the form while the reader thinks.
+  const { method, confirm: question, yes, done, then } = form.dataset;
   try {
-    // Read before the question: a live update may change the form while the reader thinks.
-    const { method, confirm: question, yes, done, then } = form.dataset;
     const [url, body] = [form.getAttribute("action"), fieldsOf(form)];
     if (question && !(await confirmed(question, yes ?? $("button", form).textContent))) return;
     form.setAttribute("aria-busy", "true");
+    if (then) {
+      // Its subject may be deleted now.
+      while (isRefreshing) await sleep(30);
+      isRefreshing = true;
+    }
     const result = await call(method, url, body);
     toast(done);
     // Back to the list as it was.
@@ -391,6 +397,7 @@ async function act(form) {
     else if (then) location.href = then.replace(/\{(\w+)\}/g, (_, field) => encodeURIComponent(result[field] ?? ""));
     else await refreshAfterAction();
   } catch (error) {
+    if (then) isRefreshing = false;
     toast(error.message, true);
   } finally {
     busy.delete(form);
@@ -635,14 +642,14 @@ async function showEntries() {
   const matching = entries.filter((entry) => entry.text.toLowerCase().includes(text));
   const typed = input.value.trim();
   const isId = /^[0-9a-f-]{4,36}$|^[0-9a-f-]{8,31}\.\.[0-9a-f-]*$/.test(text);
-  // Somebody who pastes an id and presses Enter does not wait for the list, so the server looks for the job.
+  // A reader who pastes an id and presses Enter does not wait for the list: the server finds the job.
   const url = isId ? `${base}/ui/search?q=${encodeURIComponent(typed)}` : jobsWith("error", typed);
   if (text) matching.push({ text: `Jobs whose error contains “${typed}”`, hint: "search", run: goTo(url) });
   render(matching);
   if (!text) return;
   const read = (path) => call("GET", base + path).catch(() => []);
-  // At most 128 bytes, as names of groups. A short pause, so that a word that is typed quickly is one search.
-  await new Promise((resolve) => setTimeout(resolve, 120));
+  // At most 128 bytes, as names of groups. After the pause, a quickly typed word is one search.
+  await sleep(120);
   if (current !== search) return;
   const [found, groups] = await Promise.all([
     isId ? read(`/jobs/find?id=${encodeURIComponent(text)}`) : [],
