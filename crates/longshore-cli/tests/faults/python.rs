@@ -33,7 +33,7 @@ async fn each_job_of_a_python_worker_killed_five_times_succeeds_once(fleet: &mut
     enqueue(fleet, 0.02, jobs).await;
     let mut worker = start_python(fleet, &url, SHORT_STALE_AFTER);
     for death in 1..=deaths {
-        wait_until_succeeded(fleet, jobs * death / (deaths + 1)).await;
+        wait_until_succeeded(fleet, jobs * death / (2 * deaths)).await;
         // Pause the worker while we query the database, so that it holds jobs when it dies.
         fleet
             .wait_until("the worker holds a job", async |fleet| {
