@@ -289,8 +289,8 @@ async fn a_wait_that_was_left_behind_wakes_nothing(fixture: Fixture) {
     }
     fixture.advance(DAY).await;
     let claimed = fixture.claim(worker_id, 2).await;
-    // One job runs, and then sleeps for another reason. The other one fails.
-    fixture.emit("first", &1).await.expect("emit");
+    // One job runs, and then sleeps for another reason. The other one fails. Only then is the event delivered.
+    fixture.store().emit("first", &raw("1")).await.expect("emit");
     let until = Some(start() + 9 * DAY);
     let waits = vec![PendingWait { step: "nap".into(), until, events: Vec::new() }];
     fixture.must_finish(&claimed[0], Ending::Suspended { waits }).await;

@@ -217,6 +217,20 @@ async fn attempts_and_interruptions_count_since_the_last_step(fixture: Fixture) 
     }
     let job = fixture.get(id).await.expect("get");
     assert_eq!((job.status, job.interruptions), (Status::Retrying, 1));
+    fixture.cancel(id).await.expect("cancel");
+
+    // The same for attempts whose worker dies.
+    fixture.add(NewJob::new("worn", &()).max_attempts(2)).await;
+    let dying = fixture.worker().await;
+    let failed = Ending::Failed { error: "bad day".into(), retry_in: Some(Duration::ZERO) };
+    fixture.must_finish(&fixture.claim_one(dying).await, failed).await;
+    let claimed = fixture.claim_one(dying).await;
+    assert_eq!(claimed.attempt(), 2);
+    let step = NewStep { lease: claimed.lease(), name: "step".into(), value: raw("null") };
+    fixture.save_steps(&[step]).await.expect("save");
+    assert_eq!(fixture.crash_all_workers().await.recovered, 1);
+    let alive = fixture.worker().await;
+    assert_eq!(fixture.claim_one(alive).await.attempt(), 1);
 }
 
 async fn the_backoff_counts_attempts_since_the_last_step(fixture: Fixture) {
