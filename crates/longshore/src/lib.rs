@@ -39,7 +39,7 @@
 //! (notifying workers), `recovery` (jobs of dead workers), `store` (the storage contract
 //! and its two engines), `json_schema` (payload schemas), `job_log` and `job_metrics` (log
 //! lines and metrics of attempts), `trace` (trace context), `nearest` and `id_pattern`
-//! (mistyped words and shortened ids), `error`. `ARCHITECTURE.md` explains how they work
+//! (mistyped words and shortened ids), `network` (addresses in settings), `error`. `ARCHITECTURE.md` explains how they work
 //! together.
 //!
 //! # Features
@@ -94,6 +94,8 @@ pub mod keys;
 pub mod lifecycle;
 #[doc(hidden)]
 pub mod nearest;
+#[cfg(any(feature = "api", feature = "builtin"))]
+mod network;
 mod recovery;
 mod retry;
 #[doc(hidden)]
@@ -134,6 +136,8 @@ pub use job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, OperationId, 
 #[doc(hidden)]
 pub use lifecycle::Ending;
 pub use lifecycle::{Interruption, When};
+#[cfg(any(feature = "api", feature = "builtin"))]
+pub use network::Network;
 pub use recovery::{
     Decision, INFRASTRUCTURE_RESILIENT_FLAG, InterruptedJob, RecoveryHook, SweepMode, SweepOptions,
     SweepReport,

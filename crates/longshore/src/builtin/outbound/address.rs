@@ -4,17 +4,20 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::network::Network;
+
 /// The category of a special address, with its article for messages, or `None` for a
 /// public address. Follows IANA's registries of special-purpose addresses.
 pub(super) fn special_category(addr: IpAddr) -> Option<&'static str> {
     let v6 = match addr {
         IpAddr::V4(_) => {
-            let network = V4.iter().find(|(first, prefix, _)| is_in_network(addr, (*first).into(), *prefix));
+            let network =
+                V4.iter().find(|(first, prefix, _)| Network::new((*first).into(), *prefix).contains(addr));
             return network.map(|(_, _, category)| *category);
         }
         IpAddr::V6(v6) => v6,
     };
-    let network = V6.iter().find(|(first, prefix, _)| is_in_network(addr, (*first).into(), *prefix));
+    let network = V6.iter().find(|(first, prefix, _)| Network::new((*first).into(), *prefix).contains(addr));
     if let Some((_, _, category)) = network {
         return Some(category);
     }
@@ -62,21 +65,6 @@ const V6: &[(Ipv6Addr, u8, &str)] = &[
     (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10, "a link-local"),
     (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, "a multicast"),
 ];
-
-pub(super) fn is_in_network(addr: IpAddr, first: IpAddr, prefix: u8) -> bool {
-    // A prefix of 0 shifts by all bits, which only `checked_shr` allows.
-    match (addr, first) {
-        (IpAddr::V4(addr), IpAddr::V4(first)) => {
-            let differ = addr.to_bits() ^ first.to_bits();
-            differ.checked_shr(32 - u32::from(prefix)).unwrap_or(0) == 0
-        }
-        (IpAddr::V6(addr), IpAddr::V6(first)) => {
-            let differ = addr.to_bits() ^ first.to_bits();
-            differ.checked_shr(128 - u32::from(prefix)).unwrap_or(0) == 0
-        }
-        _ => false,
-    }
-}
 
 #[cfg(test)]
 pub(super) mod tests {

@@ -8,8 +8,9 @@ use std::str::FromStr;
 
 use url::{Host, Url};
 
-use super::address::{is_in_network, special_category};
+use super::address::special_category;
 use crate::builtin::Settings;
+use crate::network::Network;
 
 /// Decides which URLs and addresses may be called.
 pub(in crate::builtin) struct Rules {
@@ -77,12 +78,7 @@ impl Error for Refused {}
 #[non_exhaustive]
 pub enum Allowed {
     /// All addresses of a network.
-    Network {
-        /// The first address.
-        first: IpAddr,
-        /// How many leading bits all addresses share.
-        prefix: u8,
-    },
+    Network(Network),
     /// A host name, whatever it resolves to.
     Host(String),
 }
@@ -90,10 +86,7 @@ pub enum Allowed {
 impl Allowed {
     fn contains(&self, addr: IpAddr) -> bool {
         match self {
-            // An IPv4-mapped IPv6 address connects to the IPv4 address.
-            Allowed::Network { first, prefix } => {
-                is_in_network(addr, *first, *prefix) || is_in_network(addr.to_canonical(), *first, *prefix)
-            }
+            Allowed::Network(network) => network.contains(addr),
             Allowed::Host(_) => false,
         }
     }
@@ -113,17 +106,11 @@ impl FromStr for Allowed {
                  hooks.internal, without a scheme or a port"
             )
         };
-        let (host, prefix) = match text.split_once('/') {
-            Some((first, prefix)) => (first, Some(prefix)),
-            None => (text, None),
-        };
-        if let Ok(first) = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-            let bits = if first.is_ipv4() { 32 } else { 128 };
-            let prefix = prefix.map_or(Ok(bits), str::parse).map_err(|_| invalid())?;
-            return if prefix <= bits { Ok(Allowed::Network { first, prefix }) } else { Err(invalid()) };
+        if let Ok(network) = text.parse() {
+            return Ok(Allowed::Network(network));
         }
-        match (Host::parse(host.trim_end_matches('.')), prefix) {
-            (Ok(Host::Domain(host)), None) => Ok(Allowed::Host(host)),
+        match Host::parse(text.trim_end_matches('.')) {
+            Ok(Host::Domain(host)) => Ok(Allowed::Host(host)),
             _ => Err(invalid()),
         }
     }
@@ -153,7 +140,7 @@ mod tests {
 
     #[test]
     fn addresses_networks_and_hosts_are_parsed() {
-        let network = |text: &str, prefix| Allowed::Network { first: text.parse().unwrap(), prefix };
+        let network = |text: &str, prefix| Allowed::Network(Network::new(text.parse().unwrap(), prefix));
         for (text, allowed) in [
             ("127.0.0.1", network("127.0.0.1", 32)),
             ("10.0.0.0/8", network("10.0.0.0", 8)),
