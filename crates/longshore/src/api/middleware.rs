@@ -147,7 +147,11 @@ impl RequestContext {
         if status.is_server_error() {
             log_failure(&response, self.id.to_str().unwrap_or_default(), &self.method, path);
         }
-        response.headers_mut().insert(REQUEST_ID, self.id);
+        let headers = response.headers_mut();
+        headers.insert(REQUEST_ID, self.id);
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        // Files of the dashboard say how long they may be kept. Everything else may be secret.
+        headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
         rules.metrics.record(&self.method, path, status, took);
         response
     }
