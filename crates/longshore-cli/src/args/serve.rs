@@ -117,20 +117,20 @@ pub(crate) struct Listen {
           env = "LONGSHORE_BODY_TIMEOUT")]
     pub(crate) body_timeout: Duration,
 
-    /// How many slow request bodies may arrive at once. With more, the one that has taken the longest gets
-    /// status 408
-    #[arg(long, value_name = "N", default_value_t = 512, env = "LONGSHORE_MAX_BODIES")]
-    pub(crate) max_bodies: usize,
-
-    /// How many of them may come from one client address. All clients behind a proxy have the address of
-    /// the proxy
-    #[arg(long, value_name = "N", default_value_t = 256, env = "LONGSHORE_MAX_BODIES_PER_CLIENT")]
-    pub(crate) max_bodies_per_client: usize,
+    /// How many bytes of request bodies the server keeps at once. With more, the request whose body has taken
+    /// the longest gets status 408
+    #[arg(long, value_name = "BYTES", default_value_t = 256 * 1024 * 1024, env = "LONGSHORE_MAX_BODY_BYTES")]
+    pub(crate) max_body_bytes: usize,
 
     /// How many connections may be open at once. For one more, the server closes the connection that has
-    /// waited for its client the longest
+    /// waited for its client the longest. Calls that wait for work may use half of them
     #[arg(long, value_name = "N", default_value_t = 1024, env = "LONGSHORE_MAX_CONNECTIONS")]
     pub(crate) max_connections: usize,
+
+    /// The addresses or networks of proxies in front of the server. They may use all connections; another
+    /// address may use three quarters
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',', env = "LONGSHORE_TRUSTED_PROXIES")]
+    pub(crate) trusted_proxies: Vec<longshore::Network>,
 
     /// How many requests per second each token may make. All callers without a token share one limit
     #[arg(long, value_name = "N|none", default_value = "none", value_parser = limit,

@@ -246,10 +246,11 @@ async fn run_server(
         .timeout(listen.request_timeout)
         .bodies(BodyLimits {
             timeout: listen.body_timeout,
-            in_total: listen.max_bodies,
-            per_client: listen.max_bodies_per_client,
+            in_total: listen.max_body_bytes,
             ..BodyLimits::default()
         })
+        // The other half is for calls that do not wait.
+        .waiting_calls(listen.max_connections / 2)
         .metrics(metrics)
         .dashboard(dashboard(listen));
     for public in &listen.public {
@@ -263,7 +264,11 @@ async fn run_server(
     }
     let stop = tokio::sync::watch::Sender::new(false);
     let api = api.ending(stop.subscribe());
-    let limits = api::Limits { connections: listen.max_connections, ..api::Limits::default() };
+    let limits = api::Limits {
+        connections: listen.max_connections,
+        trusted_proxies: listen.trusted_proxies.clone(),
+        ..api::Limits::default()
+    };
     let signals = Signals::new()?;
     let running = worker.start().await?;
     let mut stopped = stop.subscribe();

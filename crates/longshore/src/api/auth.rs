@@ -8,6 +8,7 @@ use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task;
+use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
@@ -16,7 +17,9 @@ use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use tower::{Layer, Service};
 
+use super::Server;
 use super::admission::Limiter;
+use super::connections::Connection;
 use super::problem::{ApiResult, Problem, Slug};
 use super::token_lookup::TokenLookup;
 use super::url_parameters::UrlParameters;
@@ -230,8 +233,54 @@ impl Guard {
             check_page(request.headers())?;
         }
         self.limiter.check_rate(&caller)?;
+        if let Some(connection) = request.extensions().get::<Arc<Connection>>() {
+            connection.note_known();
+        }
         request.extensions_mut().insert(caller);
         Ok(request)
+    }
+}
+
+/// How often the token of a call that waits is checked again.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What a request was admitted with, to check it again while the request waits.
+pub(super) struct Credential {
+    guard: Arc<Guard>,
+    /// `None` if the server requires no token.
+    hash: Option<[u8; 32]>,
+}
+
+impl FromRequestParts<Server> for Credential {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, server: &Server) -> ApiResult<Self> {
+        let guard = server.guard.clone();
+        let hash = match guard.access {
+            Access::Open => None,
+            Access::Tokens => Some(sent_secret(&parts.headers)?.hash()),
+        };
+        Ok(Credential { guard, hash })
+    }
+}
+
+impl Credential {
+    /// Waits until the token is revoked, has expired, or has lost this scope. Returns the refusal.
+    pub(super) async fn refused(&self, scope: Scope) -> Problem {
+        let Some(hash) = self.hash else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(RECHECK_INTERVAL).await;
+            let found = match self.guard.tokens.cached(&hash) {
+                Some(token) => Ok(Some(token)),
+                None => self.guard.tokens.find(hash).await,
+            };
+            // If the database does not reply, the call goes on.
+            if let Ok(token) = found
+                && let Err(problem) = authorize(token, scope)
+            {
+                return problem;
+            }
+        }
     }
 }
 
@@ -312,7 +361,9 @@ pub(super) fn check_page(headers: &HeaderMap) -> ApiResult<()> {
 fn valid(token: Option<Arc<TokenRecord>>) -> ApiResult<Arc<TokenRecord>> {
     token.ok_or_else(|| {
         count_failure("invalid_token");
+        // Otherwise invented tokens would keep connections open.
         unauthorized("the token or the session is unknown, expired or revoked")
+            .with_header(header::CONNECTION, HeaderValue::from_static("close"))
     })
 }
 
@@ -406,7 +457,12 @@ where
         let mut inner = std::mem::replace(&mut self.inner, copy);
         let rule = self.rule.clone();
         Box::pin(async move {
-            let admitted = rule.guard.admit(request.headers(), rule.scope).await;
+            let admitted = {
+                // Anyone can invent tokens, so a request whose token is not known keeps no connection.
+                let connection = request.extensions().get::<Arc<Connection>>();
+                let _waiting = connection.map(|connection| connection.wait_for_request());
+                rule.guard.admit(request.headers(), rule.scope).await
+            };
             match rule.let_through(admitted, request) {
                 Ok(request) => inner.call(request).await,
                 Err(problem) => Ok(problem.into_response()),

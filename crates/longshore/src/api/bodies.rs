@@ -1,12 +1,12 @@
-//! Receives the bodies of requests. Limits how slowly they may arrive and how many may
-//! arrive at once, so that slow bodies do not occupy the server. Parsing is in `extract`.
+//! Receives the bodies of requests. Limits how slowly they may arrive and how many bytes the
+//! server keeps at once, so that slow or large bodies do not occupy the server. Parsing is in `extract`.
 //!
 //! A body that is too large is refused at once, but the server continues to read it for a
 //! while. Many clients read the response only after they have sent the whole body. If the
 //! server closed the connection earlier, they would report a broken connection instead.
 
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use http_body_util::BodyExt;
+use hyper::body::Body as _;
 use tokio::sync::Notify;
 
 use super::connections::{ClientKey, Connection, longest_waiting};
@@ -23,8 +24,10 @@ use super::refusals::{self, Refusal};
 
 /// How many bytes of a refused body are read, in addition to those that its route accepts.
 const MAX_DISCARDED: usize = 16 * 1024 * 1024;
+/// A body up to this size that arrives together with its headers is not counted.
+const MAX_UNCOUNTED: usize = 64 * 1024;
 
-/// Limits on the bodies of requests. A body that arrives together with its headers, as
+/// Limits on the bodies of requests. A small body that arrives together with its headers, as
 /// those of most requests do, is not limited by them.
 #[derive(Clone, Debug)]
 pub struct BodyLimits {
@@ -34,25 +37,31 @@ pub struct BodyLimits {
     /// The rate in bytes per second that a body must have after `timeout`; 64 KiB by
     /// default.
     pub min_rate: u32,
-    /// How many bodies may arrive at once; 512 by default. If there are more, the
-    /// request whose body has taken the longest gets the status 408.
+    /// How many bytes of bodies the server keeps at once, until they are parsed; 256 MiB by default. If
+    /// there are more, a request gets the status 408: of the client address with the most
+    /// bytes, the one whose body has taken the longest.
     pub in_total: usize,
-    /// How many of them may come from one client address; 256 by default.
-    pub per_client: usize,
 }
 
 impl Default for BodyLimits {
     fn default() -> Self {
-        BodyLimits { timeout: Duration::from_secs(10), min_rate: 64 * 1024, in_total: 512, per_client: 256 }
+        BodyLimits { timeout: Duration::from_secs(10), min_rate: 64 * 1024, in_total: 256 * 1024 * 1024 }
     }
 }
 
-/// The bodies that are arriving.
+/// The bodies that the server keeps.
 #[derive(Debug)]
 pub(super) struct Bodies {
     limits: BodyLimits,
-    /// Oldest first.
-    arriving: Mutex<Vec<Arc<Arriving>>>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// The bytes of all of them.
+    bytes: usize,
+    /// Those that are not complete.
+    arriving: Vec<Arc<Arriving>>,
 }
 
 #[derive(Debug)]
@@ -60,48 +69,76 @@ struct Arriving {
     /// `None` if the server does not know its clients' addresses.
     client: Option<ClientKey>,
     since: Instant,
+    /// How many of [`Kept::bytes`] are its own.
+    bytes: AtomicUsize,
     /// Notified if the body must make room for others.
     stop: Notify,
 }
 
 impl Bodies {
     pub(super) fn new(limits: BodyLimits) -> Arc<Self> {
-        Arc::new(Bodies { limits, arriving: Mutex::default() })
+        Arc::new(Bodies { limits, kept: Mutex::default() })
     }
 
     fn begin(self: &Arc<Self>, client: Option<ClientKey>) -> Slot {
-        let body = Arc::new(Arriving { client, since: Instant::now(), stop: Notify::new() });
-        let mut arriving = self.arriving();
-        arriving.push(body.clone());
-        let of_client = arriving.iter().filter(|other| client.is_some() && other.client == client).count();
-        let excess = if of_client > self.limits.per_client.max(1) {
-            arriving.iter().position(|other| other.client == client)
-        } else if arriving.len() > self.limits.in_total.max(1) {
-            longest_waiting(arriving.iter().enumerate().map(|(i, other)| (other.client, other.since, i)))
-        } else {
-            None
-        };
-        if let Some(excess) = excess {
-            arriving.remove(excess).stop.notify_one();
-        }
-        drop(arriving);
+        let (bytes, stop) = (AtomicUsize::new(0), Notify::new());
+        let body = Arc::new(Arriving { client, since: Instant::now(), bytes, stop });
+        self.kept().arriving.push(body.clone());
         Slot { bodies: self.clone(), body }
     }
 
-    fn arriving(&self) -> MutexGuard<'_, Vec<Arc<Arriving>>> {
-        self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The place of a body among those that are arriving.
+/// The place of a body among those that the server keeps.
 struct Slot {
     bodies: Arc<Bodies>,
     body: Arc<Arriving>,
 }
 
+impl Slot {
+    /// Counts bytes that have arrived. Stops a body if there are too many.
+    fn add(&self, bytes: usize) {
+        let mut kept = self.bodies.kept();
+        self.body.bytes.fetch_add(bytes, Ordering::Relaxed);
+        kept.bytes += bytes;
+        while kept.bytes > self.bodies.limits.in_total {
+            let arriving = kept.arriving.iter().enumerate();
+            let weighed =
+                arriving.map(|(i, body)| (body.client, body.bytes.load(Ordering::Relaxed), body.since, i));
+            let Some(excess) = longest_waiting(weighed) else { return };
+            let excess = kept.arriving.swap_remove(excess);
+            // The memory is freed as soon as its request is polled.
+            kept.bytes -= excess.bytes.swap(0, Ordering::Relaxed);
+            excess.stop.notify_one();
+        }
+    }
+
+    /// Notes that the body is complete, so that it is no longer stopped.
+    fn complete(&self) {
+        self.bodies.kept().arriving.retain(|body| !Arc::ptr_eq(body, &self.body));
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.bodies.arriving().retain(|body| !Arc::ptr_eq(body, &self.body));
+        self.complete();
+        let mut kept = self.bodies.kept();
+        kept.bytes -= self.body.bytes.swap(0, Ordering::Relaxed);
+    }
+}
+
+/// A complete body. It is counted until it is dropped.
+struct Complete {
+    bytes: Vec<u8>,
+    _slot: Slot,
+}
+
+impl AsRef<[u8]> for Complete {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -133,44 +170,55 @@ impl BodyReceiver {
     pub(super) async fn receive(&self, request: Request, limit: usize) -> ApiResult<Bytes> {
         let connection = request.extensions().get::<Arc<Connection>>().cloned();
         let client = client_of(&request);
-        let received = AtomicU64::new(0);
-        let collected = |body: Result<Bytes, Incomplete>| {
-            body.map_err(|incomplete| match incomplete {
-                Incomplete::TooLarge(rest) => {
-                    self.discard(rest, client, MAX_DISCARDED);
-                    too_large(limit)
-                }
-                Incomplete::EndedEarly => Problem::bad_request("the body ended early; send the whole body"),
-            })
-        };
-        let mut receiving = pin!(collect(request.into_body(), &received, limit));
+        let mut body = request.into_body();
+        let mut bytes = Vec::new();
         let started = Instant::now();
-        if let Some(body) = poll_once(receiving.as_mut()).await {
-            return collected(body);
+        // Most bodies are one piece, which need not be copied.
+        let first = poll_once(pin!(next(&mut body))).await;
+        match first {
+            Some(Ok(Some(only))) if body.is_end_stream() && only.len() <= limit.min(MAX_UNCOUNTED) => {
+                return Ok(only);
+            }
+            Some(Ok(Some(first))) => bytes.extend_from_slice(&first),
+            Some(Ok(None)) => return Ok(Bytes::new()),
+            Some(Err(problem)) => return Err(problem),
+            None => {}
         }
-        let _waiting = connection.map(|connection| connection.wait_for_body());
+        let _waiting = connection.map(|connection| connection.wait_for_request());
         let slot = self.bodies.begin(client);
+        slot.add(bytes.len());
         loop {
-            let deadline = self.deadline(started, received.load(Ordering::Relaxed));
+            if bytes.len() > limit {
+                self.discard(body, MAX_DISCARDED);
+                return Err(too_large(limit));
+            }
             tokio::select! {
                 biased;
-                body = receiving.as_mut() => return collected(body),
                 () = slot.body.stop.notified() => {
                     refusals::report(Refusal::BodyLimit);
                     return Err(refused(
-                        "too many bodies arrive at once, and this one has taken the longest; send the request \
-                         again".into(),
+                        "the server receives too many large bodies at once, and this one has taken the longest; \
+                         send the request again"
+                            .into(),
                     ));
                 }
-                () = tokio::time::sleep_until(deadline.into()) => {}
-            }
-            // Bytes that arrived meanwhile extend the deadline.
-            if self.deadline(started, received.load(Ordering::Relaxed)) <= Instant::now() {
-                refusals::report(Refusal::BodyTimeout);
-                return Err(refused(format!(
-                    "the body did not arrive within {:?}; send it faster, or split it over several requests",
-                    started.elapsed()
-                )));
+                data = next(&mut body) => match data? {
+                    Some(data) => {
+                        slot.add(data.len());
+                        bytes.extend_from_slice(&data);
+                    }
+                    None => {
+                        slot.complete();
+                        return Ok(Bytes::from_owner(Complete { bytes, _slot: slot }));
+                    }
+                },
+                () = tokio::time::sleep_until(self.deadline(started, bytes.len() as u64).into()) => {
+                    refusals::report(Refusal::BodyTimeout);
+                    return Err(refused(format!(
+                        "the body did not arrive within {:?}; send it faster, or split it over several requests",
+                        started.elapsed()
+                    )));
+                }
             }
         }
     }
@@ -181,18 +229,16 @@ impl BodyReceiver {
         // would make hyper request the body.
         let waits = request.headers().contains_key(header::EXPECT);
         if !waits && declared <= (limit + MAX_DISCARDED) as u64 {
-            let client = client_of(&request);
-            self.discard(request.into_body(), client, limit + MAX_DISCARDED);
+            self.discard(request.into_body(), limit + MAX_DISCARDED);
         }
         too_large(limit)
     }
 
-    /// Reads the rest of a refused body in the background, up to `max_bytes`. The limits are
-    /// those of accepted bodies.
-    fn discard(&self, mut body: Body, client: Option<ClientKey>, max_bytes: usize) {
+    /// Reads the rest of a refused body in the background, up to `max_bytes`. It may take as long as
+    /// an accepted one.
+    fn discard(&self, mut body: Body, max_bytes: usize) {
         let receiver = self.clone();
         tokio::spawn(async move {
-            let slot = receiver.bodies.begin(client);
             let (started, mut discarded) = (Instant::now(), 0);
             while discarded <= max_bytes {
                 tokio::select! {
@@ -201,7 +247,6 @@ impl BodyReceiver {
                         Some(Ok(frame)) => discarded += frame.data_ref().map_or(0, Bytes::len),
                         Some(Err(_)) | None => return,
                     },
-                    () = slot.body.stop.notified() => return,
                     () = tokio::time::sleep_until(receiver.deadline(started, discarded as u64).into()) => return,
                 }
             }
@@ -234,32 +279,15 @@ fn client_of(request: &Request) -> Option<ClientKey> {
     }
 }
 
-/// Why a body is not complete.
-enum Incomplete {
-    /// With the rest of the body.
-    TooLarge(Body),
-    EndedEarly,
-}
-
-/// Reads a body to its end. Counts the bytes in `received`.
-async fn collect(mut body: Body, received: &AtomicU64, limit: usize) -> Result<Bytes, Incomplete> {
-    let mut first = Bytes::new();
-    let mut all: Vec<u8> = Vec::new();
+/// The next piece of a body; `None` at its end.
+async fn next(body: &mut Body) -> ApiResult<Option<Bytes>> {
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Incomplete::EndedEarly)?;
-        let Ok(data) = frame.into_data() else { continue };
-        if received.fetch_add(data.len() as u64, Ordering::Relaxed) + data.len() as u64 > limit as u64 {
-            return Err(Incomplete::TooLarge(body));
-        }
-        // Most bodies are one piece, which need not be copied.
-        if first.is_empty() && all.is_empty() {
-            first = data;
-        } else {
-            all.extend_from_slice(&std::mem::take(&mut first));
-            all.extend_from_slice(&data);
+        let frame = frame.map_err(|_| Problem::bad_request("the body ended early; send the whole body"))?;
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
         }
     }
-    Ok(if all.is_empty() { first } else { all.into() })
+    Ok(None)
 }
 
 fn too_large(limit: usize) -> Problem {

@@ -4,14 +4,15 @@
 //!
 //! A connection waits for its client while it has no complete request: between two
 //! requests, and while headers or a slow body arrive. It also waits while a client reads
-//! a response that is already complete. A connection whose request is being handled is
-//! never closed. Timeouts are in `bodies` and `timed_stream`.
+//! a response that is already complete, and while the server looks up a token that it does not
+//! know. A connection whose request is being handled is never closed. Timeouts are in `bodies`
+//! and `timed_stream`; `waiting_calls` limits the requests that take long on purpose.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -21,32 +22,56 @@ use hyper::body::{Frame, SizeHint};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::refusals::{self, Refusal};
+use super::serve::Limits;
+use crate::network::Network;
 
 /// A connection is closed in favour of a new one only after it has waited for its client
 /// for this long. A client sends its first request immediately, so a flood of new
 /// connections does not close the connections of such clients.
 const MIN_WAIT: Duration = Duration::from_millis(100);
 /// How soon to look again for a connection to close.
-const LOOK_AGAIN: Duration = Duration::from_millis(25);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// The connections of a server.
 pub(super) struct Connections {
     slots: Arc<Semaphore>,
+    /// How many connections one address may have; `None` means all.
+    share: Option<usize>,
+    /// The addresses that this does not apply to.
+    trusted_proxies: Vec<Network>,
     open: Mutex<Vec<Arc<Connection>>>,
 }
 
 impl Connections {
-    pub(super) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Connections { slots: Arc::new(Semaphore::new(limit.max(1))), open: Mutex::default() })
+    pub(super) fn new(limits: &Limits) -> Arc<Self> {
+        let limit = limits.connections.max(1);
+        Arc::new(Connections {
+            slots: Arc::new(Semaphore::new(limit)),
+            // With very few connections, nothing would be left for others.
+            share: Some(share_of(limit)).filter(|share| *share < limit),
+            trusted_proxies: limits.trusted_proxies.clone(),
+            open: Mutex::default(),
+        })
     }
 
-    /// Waits until there may be one more connection. Closes another one if necessary.
-    pub(super) async fn slot(&self) -> Option<OwnedSemaphorePermit> {
+    /// Waits until this client may have one more connection. Closes another one if necessary.
+    /// Returns `None` if the client has its share of connections and all of them handle requests.
+    pub(super) async fn slot(&self, client: IpAddr) -> Option<OwnedSemaphorePermit> {
+        while self.has_its_share(client) {
+            match self.close_waiting(Some(ClientKey::of(client))) {
+                Closing::Closed => break,
+                Closing::TooSoon => tokio::time::sleep(LOOK_AGAIN).await,
+                Closing::AllBusy => {
+                    refusals::report(Refusal::AddressLimit);
+                    return None;
+                }
+            }
+        }
         if let Ok(slot) = self.slots.clone().try_acquire_owned() {
             return Some(slot);
         }
         loop {
-            if !self.close_longest_waiting() {
+            if self.close_waiting(None) == Closing::AllBusy {
                 refusals::report_all_busy();
             }
             if let Ok(slot) = tokio::time::timeout(LOOK_AGAIN, self.slots.clone().acquire_owned()).await {
@@ -56,39 +81,49 @@ impl Connections {
         }
     }
 
+    fn has_its_share(&self, client: IpAddr) -> bool {
+        let Some(share) = self.share else { return false };
+        let key = ClientKey::of(client);
+        self.open().iter().filter(|connection| connection.client == key).count() >= share
+            && !self.trusted_proxies.iter().any(|network| network.contains(client))
+    }
+
     /// Adds a connection until the result is dropped.
-    pub(super) fn add(
-        self: &Arc<Self>,
-        client: IpAddr,
-        slot: Option<OwnedSemaphorePermit>,
-    ) -> OpenConnection {
+    pub(super) fn add(self: &Arc<Self>, client: IpAddr, slot: OwnedSemaphorePermit) -> OpenConnection {
         let connection = Arc::new(Connection {
             client: ClientKey::of(client),
             opened: Instant::now(),
             waiting_since: AtomicU64::new(WAITING_SINCE_OPENED),
             request_since: AtomicU64::new(NO_REQUEST),
+            is_known: AtomicBool::new(false),
             close: Notify::new(),
         });
         self.open().push(connection.clone());
         OpenConnection { connections: self.clone(), connection, _slot: slot }
     }
 
-    /// Closes the connection that has waited for its client the longest. Returns whether
-    /// there is one.
-    pub(super) fn close_longest_waiting(&self) -> bool {
-        let Some(connection) = self.take_longest_waiting() else { return false };
-        refusals::report(Refusal::ConnectionLimit);
-        connection.close.notify_one();
-        true
-    }
-
-    fn take_longest_waiting(&self) -> Option<Arc<Connection>> {
+    /// Closes the connection that has waited for its client the longest; with a client, the longest of this
+    /// client. Connections that never sent a valid token come first, so that nobody can close those of
+    /// others without one.
+    pub(super) fn close_waiting(&self, of: Option<ClientKey>) -> Closing {
         let mut open = self.open();
-        let waiting = open.iter().enumerate().filter_map(|(i, connection)| {
-            let since = connection.waiting_since()?;
-            (since.elapsed() >= MIN_WAIT).then_some((connection.client, since, i))
-        });
-        longest_waiting(waiting).map(|i| open.swap_remove(i))
+        let mut none = Closing::AllBusy;
+        let mut waiting = |is_known: bool| {
+            longest_waiting(open.iter().enumerate().filter_map(|(i, connection)| {
+                let since = connection.waiting_since()?;
+                if of.is_some_and(|of| of != connection.client) {
+                    return None;
+                }
+                none = Closing::TooSoon;
+                let may_close =
+                    connection.is_known.load(Ordering::Relaxed) == is_known && since.elapsed() >= MIN_WAIT;
+                may_close.then_some((connection.client, 1, since, i))
+            }))
+        };
+        let Some(chosen) = waiting(false).or_else(|| waiting(true)) else { return none };
+        open.swap_remove(chosen).close.notify_one();
+        refusals::report(Refusal::ConnectionLimit);
+        Closing::Closed
     }
 
     fn open(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
@@ -96,17 +131,34 @@ impl Connections {
     }
 }
 
-/// Of the client with the most entries, the one that waits the longest. So a client that
-/// opens many connections affects itself and not the others.
-pub(super) fn longest_waiting<C: Eq + Hash, T>(waiting: impl Iterator<Item = (C, Instant, T)>) -> Option<T> {
+/// Whether a connection was closed in favour of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Closing {
+    Closed,
+    /// Some wait for their clients, but not long enough.
+    TooSoon,
+    /// All handle requests.
+    AllBusy,
+}
+
+/// How many of all connections one address may have: three quarters.
+fn share_of(limit: usize) -> usize {
+    limit - limit / 4
+}
+
+/// Of the client whose entries have the largest weight in total, the one that waits the longest. So a
+/// client that opens many connections, or sends many bytes, affects itself and not the others.
+pub(super) fn longest_waiting<C: Eq + Hash, T>(
+    waiting: impl Iterator<Item = (C, usize, Instant, T)>,
+) -> Option<T> {
     let mut by_client: HashMap<C, (usize, Instant, T)> = HashMap::new();
-    for (client, since, item) in waiting {
+    for (client, weight, since, item) in waiting {
         match by_client.get_mut(&client) {
             None => {
-                by_client.insert(client, (1, since, item));
+                by_client.insert(client, (weight, since, item));
             }
-            Some((count, oldest, oldest_item)) => {
-                *count += 1;
+            Some((total, oldest, oldest_item)) => {
+                *total += weight;
                 if since < *oldest {
                     (*oldest, *oldest_item) = (since, item);
                 }
@@ -131,7 +183,7 @@ impl ClientKey {
     }
 }
 
-/// One connection. Requests that carry a body have it in their extensions.
+/// One connection. Its requests have it in their extensions.
 pub(super) struct Connection {
     client: ClientKey,
     opened: Instant,
@@ -140,6 +192,8 @@ pub(super) struct Connection {
     waiting_since: AtomicU64,
     /// Since when the headers of a request arrive: milliseconds after `opened`, `NO_REQUEST` or `HANDLED`.
     request_since: AtomicU64,
+    /// Whether a request had a valid token.
+    is_known: AtomicBool,
     close: Notify,
 }
 
@@ -203,8 +257,14 @@ impl Connection {
         self.waiting_since.store(BUSY, Ordering::Relaxed);
     }
 
-    /// Marks the connection as waiting for its client until the result is dropped.
-    pub(super) fn wait_for_body(self: &Arc<Self>) -> impl Drop + use<> {
+    /// Notes that a request had a valid token.
+    pub(super) fn note_known(&self) {
+        self.is_known.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets the server close this connection in favour of another one until the result is dropped: its request
+    /// is not complete, or nobody knows yet whether it is permitted.
+    pub(super) fn wait_for_request(self: &Arc<Self>) -> impl Drop + use<> {
         struct Waiting(Arc<Connection>);
         impl Drop for Waiting {
             fn drop(&mut self) {
@@ -220,7 +280,7 @@ impl Connection {
 pub(super) struct OpenConnection {
     connections: Arc<Connections>,
     connection: Arc<Connection>,
-    _slot: Option<OwnedSemaphorePermit>,
+    _slot: OwnedSemaphorePermit,
 }
 
 impl OpenConnection {
@@ -292,11 +352,60 @@ mod tests {
     fn the_client_with_the_most_connections_loses_its_oldest() {
         let at = |seconds: u64| Instant::now() + Duration::from_secs(seconds);
         let client = |last: u8| ClientKey::of(IpAddr::from([10, 0, 0, last]));
-        let waiting = [(client(1), at(1), "a"), (client(2), at(3), "b"), (client(2), at(2), "c")];
+        let waiting = [(client(1), 1, at(1), "a"), (client(2), 1, at(3), "b"), (client(2), 1, at(2), "c")];
         assert_eq!(longest_waiting(waiting.into_iter()), Some("c"));
-        let waiting = [(client(1), at(1), "a"), (client(2), at(3), "b"), (client(3), at(2), "c")];
+        let waiting = [(client(1), 1, at(1), "a"), (client(2), 1, at(3), "b"), (client(3), 1, at(2), "c")];
         assert_eq!(longest_waiting(waiting.into_iter()), Some("a"));
+        let waiting = [(client(1), 1, at(1), "a"), (client(2), 9, at(3), "b"), (client(1), 7, at(2), "c")];
+        assert_eq!(longest_waiting(waiting.into_iter()), Some("b"));
         assert_eq!(longest_waiting::<ClientKey, u8>(std::iter::empty()), None);
+    }
+
+    #[tokio::test]
+    async fn an_address_has_a_share_unless_it_is_a_trusted_proxy() {
+        let limits = Limits {
+            connections: 8,
+            trusted_proxies: vec!["10.0.0.2".parse().unwrap()],
+            ..Limits::default()
+        };
+        let connections = Connections::new(&limits);
+        let (address, proxy) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let mut open = Vec::new();
+        for client in [[address; 6], [proxy; 6]].concat() {
+            let Some(slot) = connections.slot(client).await else { panic!("{client} is refused") };
+            let connection = connections.add(client, slot);
+            // Otherwise it could be closed in favour of the next one.
+            connection.connection().handle_request();
+            open.push(connection);
+            if open.len() == 8 {
+                break;
+            }
+        }
+        assert!(connections.slot(address).await.is_none(), "an address has more than its share");
+        // A connection that waits for its client makes room.
+        open[3].connection().waiting_since.store(WAITING_SINCE_OPENED, Ordering::Relaxed);
+        let closed = open[3].connection().clone();
+        drop(open.split_off(6));
+        assert!(connections.slot(address).await.is_some());
+        closed.close.notified().await;
+    }
+
+    #[tokio::test]
+    async fn connections_without_a_valid_token_are_closed_first() {
+        let connections = Connections::new(&Limits { connections: 3, ..Limits::default() });
+        let client = |last: u8| IpAddr::from([10, 0, 0, last]);
+        let mut open = Vec::new();
+        for last in [1, 1, 2] {
+            let Some(slot) = connections.slot(client(last)).await else { panic!("refused") };
+            open.push(connections.add(client(last), slot));
+        }
+        open[0].connection().note_known();
+        open[1].connection().note_known();
+        tokio::time::sleep(MIN_WAIT).await;
+        assert_eq!(connections.close_waiting(None), Closing::Closed);
+        open[2].closed().await;
+        assert_eq!(connections.close_waiting(None), Closing::Closed);
+        open[0].closed().await;
     }
 
     #[test]

@@ -20,6 +20,9 @@ use crate::retry::MAX_DELAY;
 
 /// The largest body of one job: the largest payload plus all other fields.
 pub(super) const MAX_BODY: usize = MAX_PAYLOAD + 256 * 1024;
+/// The largest form: a token, and little else.
+#[cfg(feature = "dashboard")]
+const MAX_FORM: usize = 4 * 1024;
 /// The largest body of a batch.
 pub(super) const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
 
@@ -69,6 +72,25 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalB
             expect_content_type(&HeaderMap::new(), &["application/json"])?;
         }
         parse_object(Subject::Body, &bytes).map(OptionalBody)
+    }
+}
+
+/// The fields of an HTML form.
+#[cfg(feature = "dashboard")]
+pub(crate) struct Form<T>(pub(crate) T);
+
+#[cfg(feature = "dashboard")]
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Form<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> ApiResult<Self> {
+        expect_content_type(request.headers(), &["application/x-www-form-urlencoded"])?;
+        let bytes = read_body(request, MAX_FORM).await?;
+        let form = Request::post("/").header(header::CONTENT_TYPE, "application/x-www-form-urlencoded");
+        let form = form.body(axum::body::Body::from(bytes));
+        let form = form.map_err(|error| Problem::bad_request(error.to_string()))?;
+        let parsed = axum::Form::from_request(form, state).await;
+        parsed.map(|axum::Form(fields)| Form(fields)).map_err(|error| Problem::bad_request(error.body_text()))
     }
 }
 

@@ -4,8 +4,8 @@ use std::fmt::Display;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderValue, StatusCode, Uri, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::response::{AppendHeaders, IntoResponse, Response};
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -13,15 +13,16 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::Server;
-use super::auth::Caller;
+use super::auth::{Caller, Credential};
 use super::enqueue::{check_size, parse_when};
 use super::extract::{Body, JobIdPath, OptionalBody, Query, clamped, duration, nullable, refuse_nul};
 use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{JobSchema, StatusSchema};
+use super::waiting_calls::retry_after;
 use crate::client::Cancelled;
 use crate::enqueue::Edit;
 use crate::job::{JobId, JobRecord, Status};
-use crate::store::{ListFilter, Page, Payloads};
+use crate::store::{ListFilter, Page, Payloads, Scope};
 
 /// How to return a job.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -35,7 +36,8 @@ pub(super) struct GetQuery {
 
 /// Returns a job, including the attempts that did not succeed.
 ///
-/// With `wait_seconds`, the response comes when the job has ended, or as it is when the time is up.
+/// With `wait_seconds`, the response comes when the job has ended, or as it is when the time is up. If too many calls wait
+/// already, it comes at once, with the header `Retry-After`.
 #[utoipa::path(
     get,
     path = "/jobs/{id}",
@@ -46,7 +48,9 @@ pub(super) struct GetQuery {
         GetQuery,
     ),
     responses(
-        (status = 200, description = "The job.", body = JobSchema),
+        (status = 200, description = "The job.", body = JobSchema, headers(
+            ("Retry-After" = u32, description = "Call again after this many seconds: too many calls wait already."),
+        )),
         (status = 400, description = "A parameter is invalid.", body = ProblemBody),
         (status = 404, description = "There is no such job, or it is no longer kept.", body = ProblemBody),
     ),
@@ -54,30 +58,40 @@ pub(super) struct GetQuery {
 pub(super) async fn get(
     State(server): State<Server>,
     caller: Caller,
+    credential: Credential,
     JobIdPath(id): JobIdPath,
     Query(query): Query<GetQuery>,
-) -> ApiResult<Json<JobRecord>> {
+) -> ApiResult<(AppendHeaders<Option<(HeaderName, HeaderValue)>>, Json<JobRecord>)> {
     let wait = duration("wait_seconds", query.wait_seconds.unwrap_or(0.0))
         .map_err(|problem| Problem::bad_request(problem.message()))?;
     if wait > MAX_WAIT {
         return Err(Problem::bad_request("wait_seconds: out of range; use 0 to 20, and repeat the request"));
     }
     let wait = wait.min(server.max_wait());
+    let respond = |job: JobRecord, could_wait: bool| {
+        let must_retry = !could_wait && !job.status.has_ended();
+        (AppendHeaders(must_retry.then(retry_after)), Json(job))
+    };
+    let waiting = (!wait.is_zero()).then(|| server.waiting_calls.begin(&caller));
+    let could_wait = !matches!(waiting, Some(None));
     // Listen before reading: an end between the two would otherwise be missed.
-    let ended = (!wait.is_zero()).then(|| server.listen_for_end(id));
+    let ended = waiting.flatten().map(|waiting| (waiting, server.listen_for_end(id)));
     let until = tokio::time::Instant::now() + wait;
     let job = server.client.get(id).await?;
     caller.may_access(&job.queue)?;
-    let Some(ended) = ended.filter(|_| !job.status.has_ended()) else { return Ok(Json(job)) };
+    let Some((_waiting, ended)) = ended.filter(|_| !job.status.has_ended()) else {
+        return Ok(respond(job, could_wait));
+    };
     tokio::select! {
         () = ended.ended() => {}
         () = tokio::time::sleep_until(until) => {}
         () = server.stopping() => {}
+        problem = credential.refused(Scope::Read) => return Err(problem),
     }
     let job = server.client.get(id).await?;
     // Its queue may have changed with its contents.
     caller.may_access(&job.queue)?;
-    Ok(Json(job))
+    Ok(respond(job, true))
 }
 
 /// The longest wait for the end of a job.

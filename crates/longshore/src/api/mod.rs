@@ -36,7 +36,7 @@ mod cron;
 mod enqueue;
 mod events;
 pub(crate) mod explain;
-mod extract;
+pub(crate) mod extract;
 mod failures;
 mod flows;
 mod groups;
@@ -65,6 +65,7 @@ mod timed_stream;
 mod token_lookup;
 mod tokens;
 pub(crate) mod url_parameters;
+mod waiting_calls;
 
 #[cfg(feature = "dashboard")]
 pub use crate::dashboard::Dashboard;
@@ -88,6 +89,7 @@ pub struct Api {
     public: Vec<Public>,
     timeout: Duration,
     bodies: BodyLimits,
+    waiting_calls: usize,
     sweep: SweepOptions,
     operations: Operations,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
@@ -116,6 +118,7 @@ impl Api {
             public: Vec::new(),
             timeout: Duration::from_secs(30),
             bodies: BodyLimits::default(),
+            waiting_calls: waiting_calls::DEFAULT_LIMIT,
             sweep: SweepOptions::default(),
             operations: Operations::default(),
             ending: None,
@@ -177,12 +180,21 @@ impl Api {
         self
     }
 
-    /// Limits how slowly the bodies of requests may arrive, and how many at once.
+    /// Limits how slowly the bodies of requests may arrive, and how many bytes of them are kept at once.
     ///
-    /// The limit per client needs the client's address. [`serve`] adds it to requests; in
-    /// your own server, use `into_make_service_with_connect_info::<SocketAddr>()`.
+    /// If there are too many, the client with the most bytes is refused. This needs the clients'
+    /// addresses. [`serve`] adds them to requests; in your own server, use
+    /// `into_make_service_with_connect_info::<SocketAddr>()`.
     pub fn bodies(mut self, limits: BodyLimits) -> Self {
         self.bodies = limits;
+        self
+    }
+
+    /// Sets how many calls may wait at once for work, for the end of a job, or as a stream; 512 by default. One
+    /// token may have half of them. A call above the limit returns at once, with the header `Retry-After`. Use at most half of
+    /// [`Limits::connections`], because each of them occupies a connection.
+    pub fn waiting_calls(mut self, limit: usize) -> Self {
+        self.waiting_calls = limit;
         self
     }
 
@@ -232,6 +244,7 @@ impl Api {
             job_ends: job_ends::JobEnds::default(),
             guard,
             limiter,
+            waiting_calls: waiting_calls::WaitingCalls::new(self.waiting_calls),
             sweep: self.sweep,
             operations: operations::Executor::new(self.operations),
             ending: self.ending,
@@ -389,6 +402,7 @@ pub(crate) struct Shared {
     job_ends: job_ends::JobEnds,
     pub(crate) guard: Arc<Guard>,
     limiter: Arc<admission::Limiter>,
+    waiting_calls: Arc<waiting_calls::WaitingCalls>,
     sweep: SweepOptions,
     operations: operations::Executor,
     ending: Option<tokio::sync::watch::Receiver<bool>>,

@@ -13,21 +13,33 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) enum Refusal {
     /// All connections were in use, and this one waited for its client the longest.
     ConnectionLimit,
+    /// The address had its share of connections, and all of them handled requests.
+    AddressLimit,
     /// The headers of a request took too long.
     HeaderTimeout,
     /// The body of a request took too long.
     BodyTimeout,
-    /// Too many bodies arrived at once, and this one took the longest.
+    /// The bodies that had arrived were too large in total, and this one took the longest.
     BodyLimit,
     /// The client did not read its response.
     NotReading,
 }
 
 impl Refusal {
+    const ALL: [Refusal; 6] = [
+        Refusal::ConnectionLimit,
+        Refusal::AddressLimit,
+        Refusal::HeaderTimeout,
+        Refusal::BodyTimeout,
+        Refusal::BodyLimit,
+        Refusal::NotReading,
+    ];
+
     /// The label in the metric.
     fn label(self) -> &'static str {
         match self {
             Refusal::ConnectionLimit => "connection_limit",
+            Refusal::AddressLimit => "address_limit",
             Refusal::HeaderTimeout => "header_timeout",
             Refusal::BodyTimeout => "body_timeout",
             Refusal::BodyLimit => "body_limit",
@@ -38,13 +50,7 @@ impl Refusal {
 
 /// Creates the counters at zero, so that rates show the first closed connection.
 pub(super) fn register_counters() {
-    for refusal in [
-        Refusal::ConnectionLimit,
-        Refusal::HeaderTimeout,
-        Refusal::BodyTimeout,
-        Refusal::BodyLimit,
-        Refusal::NotReading,
-    ] {
+    for refusal in Refusal::ALL {
         metrics::counter!("longshore_http_connections_closed_total", "reason" => refusal.label())
             .increment(0);
     }
@@ -55,7 +61,7 @@ type Line = Mutex<(Option<Instant>, u64)>;
 
 /// Counts a closed connection, and logs it unless another one was logged recently.
 pub(super) fn report(refusal: Refusal) {
-    static LINES: [Line; 5] = [const { Mutex::new((None, 0)) }; 5];
+    static LINES: [Line; Refusal::ALL.len()] = [const { Mutex::new((None, 0)) }; Refusal::ALL.len()];
     let reason = refusal.label();
     metrics::counter!("longshore_http_connections_closed_total", "reason" => reason).increment(1);
     if let Some(connections) = lines_due(&LINES[refusal as usize]) {

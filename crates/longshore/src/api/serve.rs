@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::{Request, Response};
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::TcpListener;
@@ -18,6 +18,7 @@ use super::connections::{Connection, Connections, Handling, ResponseBody};
 use super::refusals::{self, Refusal};
 use super::timed_stream::{TimedOut, TimedStream, Timeouts};
 use crate::BoxFuture;
+use crate::network::Network;
 
 /// Limits on connections.
 #[derive(Clone, Debug)]
@@ -26,7 +27,12 @@ pub struct Limits {
     /// server closes a connection that waits for its client: of the client address with the
     /// most such connections, the one that has waited the longest. While all connections
     /// handle requests, further ones wait.
+    ///
+    /// One address may have three quarters of them. Further connections of this address are closed at once
+    /// while all of its connections handle requests.
     pub connections: usize,
+    /// The addresses of proxies. All clients of a proxy have its address, so it may have all connections.
+    pub trusted_proxies: Vec<Network>,
     /// How long a client may take to send the headers of a request, from their first byte; 10 s by default.
     pub headers: Duration,
     /// How long a connection may wait for the next request; 75 s by default, which is longer than clients and proxies
@@ -43,6 +49,7 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             connections: 1024,
+            trusted_proxies: Vec::new(),
             headers: Duration::from_secs(10),
             idle: Duration::from_secs(75),
             reading: Duration::from_secs(30),
@@ -77,7 +84,7 @@ fn accept<'a>(
 }
 
 async fn accept_until(listener: TcpListener, router: Router, limits: Limits, mut stop: BoxFuture<'_, ()>) {
-    let connections = Connections::new(limits.connections);
+    let connections = Connections::new(&limits);
     let open = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
     // The stream has the timeouts.
@@ -85,16 +92,17 @@ async fn accept_until(listener: TcpListener, router: Router, limits: Limits, mut
     let timeouts = Timeouts { idle: limits.idle, headers: limits.headers, reading: limits.reading };
     loop {
         let accepted = async {
-            let accepted = listener.accept().await?;
-            Ok::<_, std::io::Error>((accepted, connections.slot().await))
+            let (stream, address) = listener.accept().await?;
+            Ok::<_, std::io::Error>((stream, address, connections.slot(address.ip()).await))
         };
         let (stream, address, slot) = tokio::select! {
             accepted = accepted => match accepted {
-                Ok(((stream, address), slot)) => (stream, address, slot),
+                Ok((stream, address, Some(slot))) => (stream, address, slot),
+                Ok((_, _, None)) => continue,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection; trying again");
                     // Usually there are no more file descriptors.
-                    connections.close_longest_waiting();
+                    connections.close_waiting(None);
                     tokio::time::sleep(PAUSE_AFTER_ERROR).await;
                     continue;
                 }
@@ -136,9 +144,7 @@ fn service(
 > {
     hyper::service::service_fn(move |mut request: Request<Incoming>| {
         let handling = Handling::begin(connection.clone());
-        if !request.body().is_end_stream() {
-            request.extensions_mut().insert(connection.clone());
-        }
+        request.extensions_mut().insert(connection.clone());
         // A router is always ready.
         let response = router.clone().call(request);
         async move { Ok(response.await?.map(|body| ResponseBody { body, _handling: handling })) }

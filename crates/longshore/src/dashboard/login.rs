@@ -1,14 +1,15 @@
 //! The login page: it exchanges a token for a session. The script does this with `POST /session`; without a
 //! script, the browser sends the form to the page itself.
 
+use axum::Json;
 use axum::extract::{OriginalUri, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use axum::{Form, Json};
 use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::{assets, failure, layout};
+use crate::api::extract::Form;
 use crate::api::problem::Slug;
 use crate::api::{Server, session};
 

@@ -18,8 +18,9 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
 use tokio::sync::{mpsc, watch};
 
-use super::auth::{Caller, Guard};
+use super::auth::{Caller, Credential};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use super::waiting_calls::{WaitingCall, retry_after};
 use super::{Server, Shared};
 use crate::store::Scope;
 use ring::{Event, Position, Ring};
@@ -35,13 +36,9 @@ const MIN_PAUSE_FACTOR: u32 = 10;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many events the ring holds.
 const RING_CAPACITY: usize = 2000;
-/// The maximum number of listeners at a time.
-const MAX_LISTENERS: usize = 256;
 /// An idle stream gets a comment this often, so that both ends notice when the other
 /// is gone.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How often a listener's token is checked again.
-const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a new listener waits for the first snapshot.
 const FIRST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client should wait before it reconnects, in milliseconds.
@@ -67,7 +64,10 @@ struct HubState {
 }
 
 /// A registered listener. Dropping it removes it from the hub.
-struct Listener(Server);
+struct Listener {
+    server: Server,
+    _waiting: WaitingCall,
+}
 
 impl Hub {
     fn state(&self) -> MutexGuard<'_, HubState> {
@@ -102,31 +102,31 @@ impl Hub {
 }
 
 impl Listener {
-    fn new(server: Server) -> ApiResult<Self> {
+    fn new(server: Server, caller: &Caller) -> ApiResult<Self> {
+        let Some(waiting) = server.waiting_calls.begin(caller) else {
+            let (name, value) = retry_after();
+            return Err(Problem::new(
+                Slug::Unavailable,
+                "too many calls and streams of this token, or of all clients, wait already; try again later, or \
+                 use another server",
+            )
+            .with_header(name, value));
+        };
         let start_polling = {
             let mut state = server.hub.state();
-            if state.listeners >= MAX_LISTENERS {
-                return Err(Problem::new(
-                    Slug::Unavailable,
-                    format!(
-                        "this server already has {MAX_LISTENERS} event listeners; try again later, or use \
-                         another server"
-                    ),
-                ));
-            }
             state.listeners += 1;
             !std::mem::replace(&mut state.polling, true)
         };
         if start_polling {
             tokio::spawn(take_snapshots(Arc::downgrade(&server.0)));
         }
-        Ok(Listener(server))
+        Ok(Listener { server, _waiting: waiting })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let mut state = self.0.hub.state();
+        let mut state = self.server.hub.state();
         state.listeners -= 1;
         if state.listeners == 0 {
             state.idle_since = Some(Instant::now());
@@ -184,10 +184,11 @@ async fn take_snapshots(server: Weak<Shared>) {
 pub(super) async fn events(
     State(server): State<Server>,
     caller: Caller,
+    credential: Credential,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let mut changes = server.hub.changes.subscribe();
-    let listener = Listener::new(server.clone())?;
+    let listener = Listener::new(server.clone(), &caller)?;
     let ring_exists = async { while server.hub.state().ring.is_none() && changes.changed().await.is_ok() {} };
     if tokio::time::timeout(FIRST_SNAPSHOT_TIMEOUT.min(server.timeout / 2), ring_exists).await.is_err() {
         return Err(Problem::new(Slug::Unavailable, "the database does not reply; try again in a moment"));
@@ -195,7 +196,7 @@ pub(super) async fn events(
     let start = headers.get("last-event-id").map(|id| id.to_str().ok().and_then(Position::parse));
     let (out, body) = mpsc::channel(16);
     let stream = EventStream { listener, changes, out, queues: caller.queues().map(<[String]>::to_vec) };
-    tokio::spawn(stream.run(start, headers));
+    tokio::spawn(stream.run(start, credential));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     Ok((headers, Body::new(ChannelBody(body))).into_response())
 }
@@ -216,14 +217,14 @@ impl EventStream {
     /// Writes until the client disconnects, its token is revoked, or the server stops.
     /// `start` is the position to continue from: `None` if the client sent none,
     /// `Some(None)` if it sent an invalid one.
-    async fn run(mut self, start: Option<Option<Position>>, headers: HeaderMap) {
-        let server = self.listener.0.clone();
+    async fn run(mut self, start: Option<Option<Position>>, credential: Credential) {
+        let server = self.listener.server.clone();
         let client = self.out.clone();
         tokio::select! {
             Disconnected = self.write_events(start) => {}
             () = client.closed() => {}
             () = server.stopping() => {}
-            () = until_refused(&server.guard, &headers) => {}
+            _ = credential.refused(Scope::Read) => {}
         }
     }
 
@@ -247,14 +248,14 @@ impl EventStream {
     }
 
     fn end(&self) -> Option<Position> {
-        self.listener.0.hub.state().ring.as_ref().map(Ring::end)
+        self.listener.server.hub.state().ring.as_ref().map(Ring::end)
     }
 
     /// Writes the events after `position` and returns the new position. Writes a
     /// `reset` if the ring does not hold all of them.
     async fn catch_up(&self, position: Option<Position>) -> Result<Option<Position>, Disconnected> {
         let missed = {
-            let state = self.listener.0.hub.state();
+            let state = self.listener.server.hub.state();
             state.ring.as_ref().zip(position).and_then(|(ring, position)| ring.after(position))
         };
         let Some(missed) = missed else {
@@ -278,19 +279,6 @@ impl EventStream {
 
     async fn write(&self, text: String) -> Result<(), Disconnected> {
         self.out.send(text.into()).await.map_err(|_| Disconnected)
-    }
-}
-
-/// Waits until the token of a listener is no longer accepted.
-async fn until_refused(guard: &Guard, headers: &HeaderMap) {
-    loop {
-        tokio::time::sleep(TOKEN_CHECK_INTERVAL).await;
-        // If the database does not reply, the listener keeps its access.
-        if let Err(problem) = guard.admit(headers, Scope::Read).await
-            && matches!(problem.slug(), Slug::Unauthorized | Slug::Forbidden)
-        {
-            return;
-        }
     }
 }
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::AppendHeaders;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -18,10 +20,12 @@ use super::register::{
 use super::sessions::{ClaimState, Wait};
 use super::waiting::{OpenCall, Pulse, Undelivered, beat};
 use super::*;
+use crate::api::auth::Credential;
 use crate::api::extract::{Arrived, LargeBody, duration, objects, optional_objects};
 use crate::api::problem::ProblemBody;
+use crate::api::waiting_calls::retry_after;
 use crate::enqueue::{DEFAULT_QUEUE, check_name, check_queue};
-use crate::store::NewKind;
+use crate::store::{NewKind, Scope};
 
 /// The version of the protocol for workers in any language. A server also supports the version before its own.
 const PROTOCOL: &str = "1.1";
@@ -127,7 +131,7 @@ pub(in crate::api) struct LeaseResponse {
 }
 
 /// Leases due jobs. Waits up to `wait_seconds` for the first one, or until a job of this
-/// worker is cancelled.
+/// worker is cancelled. If too many calls wait already, it does not wait: the response has the header `Retry-After`.
 ///
 /// The call may also contain reports: `settle`, `progress`, `steps` and `checkpoints`. They are stored before jobs are
 /// leased. A report that is invalid is `rejected`, and one that cannot be stored now is `unavailable`; they do not affect the
@@ -149,7 +153,9 @@ pub(in crate::api) struct LeaseResponse {
         }),
     ),
     responses(
-        (status = 200, description = "The leased jobs; none if no job was due.", body = LeaseResponse),
+        (status = 200, description = "The leased jobs; none if no job was due.", body = LeaseResponse, headers(
+            ("Retry-After" = u32, description = "Call again after this many seconds: too many calls wait already."),
+        )),
         (status = 409, description = "The worker was declared dead. Stop its jobs and call again without `worker_id`.",
          body = ProblemBody),
         (status = 413, description = "The body is too large.", body = ProblemBody),
@@ -159,16 +165,19 @@ pub(in crate::api) struct LeaseResponse {
 pub(in crate::api) async fn lease(
     State(server): State<Server>,
     caller: Caller,
+    credential: Credential,
     // A large body may take long to arrive, and its list of leases is as old as its first byte.
     Arrived(arrived): Arrived,
     // Boxed, because the future of this handler is moved through every layer and
     // should stay small.
     LargeBody(body): LargeBody<Box<LeaseRequest>>,
-) -> ApiResult<Json<LeaseResponse>> {
+) -> ApiResult<(AppendHeaders<Option<(HeaderName, HeaderValue)>>, Json<LeaseResponse>)> {
     let (mut request, reports) = CheckedRequest::new(&server, &caller, *body)?;
     let worker = request.worker(&server, &caller).await?;
     let session = server.sessions.of(worker);
-    let waits = reports.is_empty() && !request.wait.is_zero();
+    let may_wait = reports.is_empty() && !request.wait.is_zero();
+    let waiting = may_wait.then(|| server.waiting_calls.begin(&caller));
+    let waits = matches!(waiting, Some(Some(_)));
     let mut known: HashSet<Lease> = reports.leases(worker).into_iter().collect();
     let ends: HashSet<Lease> = reports.settle.iter().map(|item| item.lease().held_by(worker)).collect();
     let stored = reports.store(&server, &caller, &session, worker).await?;
@@ -216,15 +225,19 @@ pub(in crate::api) async fn lease(
         until,
         beat_every: renew_within,
     };
-    let leased = match (claims.as_deref_mut(), call) {
-        (Some(state), Some(call)) => {
-            request.update_filter(&server, &caller, worker, stale_after, state).await?;
-            open.claim(state, call, request.limit).await?
+    let call = async {
+        match (claims.as_deref_mut(), call) {
+            (Some(state), Some(call)) => {
+                request.update_filter(&server, &caller, worker, stale_after, state).await?;
+                open.claim(state, call, request.limit).await
+            }
+            _ => open.watch().await.map(|()| Undelivered::none(&server.client)),
         }
-        _ => {
-            open.watch().await?;
-            Undelivered::none(&server.client)
-        }
+    };
+    let leased = tokio::select! {
+        biased;
+        leased = call => leased?,
+        problem = credential.refused(Scope::Work), if waits => return Err(problem),
     };
     let Pulse { lost, cancel, .. } = open.pulse;
     let found = leased.jobs().len();
@@ -246,7 +259,8 @@ pub(in crate::api) async fn lease(
         saved_progress: stored.progress,
     };
     session.set_reported(lost.iter().chain(&cancel));
-    Ok(Json(response))
+    let must_retry = may_wait && !waits && response.jobs.is_empty();
+    Ok((AppendHeaders(must_retry.then(retry_after)), Json(response)))
 }
 
 /// A request whose fields have been checked.

@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 use sqlx::Connection;
 use uuid::Uuid;
 
-use super::client::HttpClient;
-use crate::fixture::{Fixture, MINUTE, job};
+use super::client::{HttpClient, before_timeout};
+use crate::fixture::{DAY, Fixture, MINUTE, SECOND, job};
 use crate::worker::until;
 
 cases! {
     every_route_requires_the_scope_that_its_document_names,
     a_wrong_revoked_or_expired_token_is_refused,
+    a_revoked_token_ends_the_calls_that_wait,
     a_token_limited_to_queues_cannot_use_other_queues,
     a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues,
     a_limited_token_finds_its_jobs_behind_those_of_other_queues,
@@ -104,6 +105,32 @@ async fn every_route_requires_the_scope_that_its_document_names(fixture: Fixture
                 response.expect_problem(403, "forbidden", needed.as_deref().expect("a scope"));
             }
         }
+    }
+}
+
+async fn a_revoked_token_ends_the_calls_that_wait(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
+    let id = fixture.add(job("greet").queue("later").delay(DAY)).await;
+    let (worker, work) = token(&fixture, Scope::Work, None).await;
+    let (reader, read) = token(&fixture, Scope::Read, None).await;
+    let (work, read) = (http.with_token(&work), http.with_token(&read));
+    let registered = work.post("/leases", &json!({})).await.expect_status(200).json();
+    let claim = json!({ "worker_id": registered["worker_id"], "wait_seconds": 20 });
+    let watch = json!({ "worker_id": registered["worker_id"], "limit": 0, "wait_seconds": 20 });
+    let path = format!("/jobs/{id}?wait_seconds=20");
+    let revoke = async {
+        // Time for the calls to be admitted. One that comes later is refused as well.
+        tokio::time::sleep(SECOND).await;
+        for id in [worker, reader] {
+            assert!(fixture.revoke_token(id).await.expect("revoke"));
+        }
+    };
+    let calls = async {
+        tokio::join!(work.post("/leases", &claim), work.post("/leases", &watch), read.get(&path), revoke)
+    };
+    let (claimed, watched, awaited, ()) = before_timeout(calls).await;
+    for response in [claimed, watched, awaited] {
+        response.expect_problem(401, "unauthorized", "revoked");
     }
 }
 

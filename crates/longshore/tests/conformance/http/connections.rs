@@ -3,13 +3,14 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use longshore::UnknownKinds;
-use longshore::api::{Api, BodyLimits, Limits};
+use longshore::api::{Access, Api, BodyLimits, Dashboard, Limits};
+use longshore::{Scope, UnknownKinds};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
-use super::client::{HttpClient, parse};
+use super::auth::token;
+use super::client::{HttpClient, before_timeout, parse};
 use crate::fixture::{Engine, Fixture, MAX_WAIT, SECOND, job};
 use crate::worker::until;
 
@@ -26,10 +27,14 @@ cases! {
     a_client_that_sends_its_body_byte_by_byte_gets_a_timeout,
     a_body_that_arrives_too_slowly_gets_a_timeout_before_the_request_does,
     a_slow_body_of_sufficient_rate_is_accepted,
-    with_too_many_bodies_the_one_that_takes_the_longest_is_refused,
+    with_too_many_bytes_the_body_that_takes_the_longest_is_refused,
+    the_bytes_of_a_body_are_counted_until_it_is_handled,
     clients_with_slow_bodies_do_not_keep_others_out,
     clients_with_slow_headers_do_not_keep_others_out,
     clients_that_do_not_read_do_not_keep_others_out,
+    clients_with_slow_login_forms_do_not_keep_others_out,
+    clients_with_unknown_tokens_do_not_keep_others_out,
+    one_token_cannot_wait_with_all_connections,
     a_connection_over_the_limit_waits_while_all_others_handle_requests,
     a_too_large_batch_is_refused_before_it_is_read,
 }
@@ -215,8 +220,7 @@ async fn a_body_that_arrives_too_slowly_gets_a_timeout_before_the_request_does(f
 
 async fn a_slow_body_of_sufficient_rate_is_accepted(fixture: Fixture) {
     // The time for the first byte is over at once. Each byte then extends it by a minute.
-    let bodies =
-        BodyLimits { timeout: Duration::from_millis(1), min_rate: 1, in_total: 1, ..BodyLimits::default() };
+    let bodies = BodyLimits { timeout: Duration::from_millis(1), min_rate: 1, ..BodyLimits::default() };
     let api =
         Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).timeout(600 * SECOND).bodies(bodies);
     let http = HttpClient::for_api(api).listening(Limits::default()).await;
@@ -233,39 +237,55 @@ async fn a_slow_body_of_sufficient_rate_is_accepted(fixture: Fixture) {
     parse(&response[..length]).expect_status(201);
 }
 
-async fn with_too_many_bodies_the_one_that_takes_the_longest_is_refused(fixture: Fixture) {
-    for (in_total, per_client) in [(2, 100), (100, 2)] {
-        let bodies = BodyLimits { in_total, per_client, timeout: 600 * SECOND, ..BodyLimits::default() };
-        let api = Api::new(fixture.client()).timeout(600 * SECOND).bodies(bodies);
-        let api = api.unknown_kinds(UnknownKinds::Allow);
-        let http = HttpClient::for_api(api).listening(Limits::default()).await;
-        let mut slow = Vec::new();
-        for _ in 0..3 {
-            let mut stream = TcpStream::connect(http.address()).await.expect("connect");
-            let head = post("/jobs", 100).replace("host: a", "host: a\r\nexpect: 100-continue");
-            stream.write_all(head.as_bytes()).await.expect("write");
-            // The server sends this when it waits for the body.
-            let mut interim = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
-            stream.read_exact(&mut interim).await.expect("an interim response");
-            slow.push(stream);
-        }
-        let mut response = Vec::new();
-        // Returns because the server closes the connection.
-        let refused = tokio::time::timeout(MAX_WAIT, slow[0].read_to_end(&mut response)).await;
-        let _ = refused.expect("the first body is refused");
-        parse(&response).expect_problem(408, "timeout", "too many bodies");
-        // A body that arrives with its headers is not counted.
-        let body = json!({ "kind": "greet", "payload": 1 }).to_string();
-        let mut fast = TcpStream::connect(http.address()).await.expect("connect");
-        fast.write_all(format!("{}{body}", post("/jobs", body.len())).as_bytes()).await.expect("write");
-        let mut response = vec![0; 4096];
-        let length = fast.read(&mut response).await.expect("a response");
-        parse(&response[..length]).expect_status(201);
-        for stream in &slow[1..] {
-            let early = stream.try_read(&mut [0; 1]).map_err(|error| error.kind());
-            assert_eq!(early, Err(ErrorKind::WouldBlock), "another body was refused");
-        }
+async fn with_too_many_bytes_the_body_that_takes_the_longest_is_refused(fixture: Fixture) {
+    let bodies = BodyLimits { in_total: 250_000, timeout: 600 * SECOND, ..BodyLimits::default() };
+    let api = Api::new(fixture.client()).timeout(600 * SECOND).bodies(bodies);
+    let api = api.unknown_kinds(UnknownKinds::Allow);
+    let http = HttpClient::for_api(api).listening(Limits::default()).await;
+    let part = vec![b' '; 100_000];
+    let mut slow = Vec::new();
+    for _ in 0..3 {
+        let mut stream = TcpStream::connect(http.address()).await.expect("connect");
+        let head = post("/jobs", 200_000).replace("host: a", "host: a\r\nexpect: 100-continue");
+        stream.write_all(head.as_bytes()).await.expect("write");
+        // The server sends this when it waits for the body.
+        let mut interim = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
+        stream.read_exact(&mut interim).await.expect("an interim response");
+        stream.write_all(&part).await.expect("write");
+        slow.push(stream);
     }
+    let mut response = Vec::new();
+    // Returns because the server closes the connection.
+    let refused = tokio::time::timeout(MAX_WAIT, slow[0].read_to_end(&mut response)).await;
+    let _ = refused.expect("the first body is refused");
+    parse(&response).expect_problem(408, "timeout", "too many large bodies");
+    // A small body that arrives with its headers is not counted.
+    let body = json!({ "kind": "greet", "payload": 1 }).to_string();
+    let mut fast = TcpStream::connect(http.address()).await.expect("connect");
+    fast.write_all(format!("{}{body}", post("/jobs", body.len())).as_bytes()).await.expect("write");
+    let mut response = vec![0; 4096];
+    let length = fast.read(&mut response).await.expect("a response");
+    parse(&response[..length]).expect_status(201);
+    for stream in &slow[1..] {
+        let early = stream.try_read(&mut [0; 1]).map_err(|error| error.kind());
+        assert_eq!(early, Err(ErrorKind::WouldBlock), "another body was refused");
+    }
+    // What was refused is no longer counted.
+    let body = json!({ "kind": "greet", "payload": "x".repeat(40_000) }).to_string();
+    http.json("POST", "/jobs", &serde_json::from_str(&body).expect("JSON")).await.expect_status(201);
+}
+
+async fn the_bytes_of_a_body_are_counted_until_it_is_handled(fixture: Fixture) {
+    let bodies = BodyLimits { in_total: 500_000, ..BodyLimits::default() };
+    let api = Api::new(fixture.client()).bodies(bodies).unknown_kinds(UnknownKinds::Allow);
+    let http = HttpClient::for_api(api).listening(Limits::default()).await;
+    let job = json!({ "kind": "greet", "payload": "x".repeat(300_000) });
+    for _ in 0..5 {
+        http.post("/jobs", &job).await.expect_status(201);
+    }
+    let job = json!({ "kind": "greet", "payload": "x".repeat(600_000) });
+    http.post("/jobs", &job).await.expect_problem(408, "timeout", "too many large bodies");
+    http.post("/jobs", &json!({ "kind": "greet", "payload": 1 })).await.expect_status(201);
 }
 
 /// More connections than this are closed or wait.
@@ -294,17 +314,108 @@ async fn must_be_served(http: &HttpClient) {
     tokio::time::timeout(MAX_WAIT, requests).await.expect("slow clients keep others out");
 }
 
+/// The client address of an attacker.
+const ANOTHER_ADDRESS: ([u8; 4], u16) = ([127, 0, 0, 2], 0);
+
 /// The timeouts are longer than the case.
 fn few_connections() -> Limits {
     let long = 600 * SECOND;
     Limits { connections: FEW, headers: long, idle: long, reading: long, ..Limits::default() }
 }
 
+/// An API whose requests and bodies may take longer than the case.
+fn patient(fixture: &Fixture) -> Api {
+    let bodies = BodyLimits { timeout: 600 * SECOND, ..BodyLimits::default() };
+    Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).timeout(600 * SECOND).bodies(bodies)
+}
+
 async fn clients_with_slow_bodies_do_not_keep_others_out(fixture: Fixture) {
-    let http = HttpClient::new(&fixture).listening(few_connections()).await;
+    let http = HttpClient::for_api(patient(&fixture)).listening(few_connections()).await;
     let slow = occupy(&http, format!("{}{{", post("/jobs", 1000)).as_bytes()).await;
     must_be_served(&http).await;
     drop(slow);
+}
+
+async fn clients_with_slow_login_forms_do_not_keep_others_out(fixture: Fixture) {
+    let api = patient(&fixture).dashboard(Dashboard::new());
+    let http = HttpClient::for_api(api).listening(few_connections()).await;
+    let form = post("/ui/login", 1000).replace("application/json", "application/x-www-form-urlencoded");
+    let slow = occupy(&http, format!("{form}token=").as_bytes()).await;
+    must_be_served(&http).await;
+    drop(slow);
+    // A token is short.
+    let form = [("content-type", "application/x-www-form-urlencoded")];
+    let refused = http.send("POST", "/ui/login", &form, &format!("token={}", "x".repeat(5000))).await;
+    refused.expect_problem(413, "too_large", "4096");
+}
+
+async fn clients_with_unknown_tokens_do_not_keep_others_out(fixture: Fixture) {
+    let (_, secret) = token(&fixture, Scope::Admin, None).await;
+    let http =
+        HttpClient::for_api(patient(&fixture).access(Access::Tokens)).listening(few_connections()).await;
+    let http = http.with_token(&secret);
+    let attacks: Vec<_> = (0..2 * FEW)
+        .map(|i| {
+            let address = http.address();
+            tokio::spawn(async move {
+                for n in 0.. {
+                    let request =
+                        format!("GET /jobs HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {i}-{n}\r\n\r\n");
+                    let socket = TcpSocket::new_v4().expect("a socket");
+                    socket.bind(ANOTHER_ADDRESS.into()).expect("another address");
+                    let Ok(mut stream) = socket.connect(address).await else { continue };
+                    // The connection may already be closed in favour of another one.
+                    let _ = stream.write_all(request.as_bytes()).await;
+                    let mut response = Vec::new();
+                    // Returns because the server does not keep the connection.
+                    let _ = stream.read_to_end(&mut response).await;
+                    assert!(response.is_empty() || parse(&response).status == 401);
+                }
+            })
+        })
+        .collect();
+    must_be_served(&http).await;
+    for attack in attacks {
+        assert!(!attack.is_finished(), "{:?}", attack.await);
+        attack.abort();
+    }
+}
+
+async fn one_token_cannot_wait_with_all_connections(fixture: Fixture) {
+    let (_, greedy) = token(&fixture, Scope::Work, Some(&["mail"])).await;
+    let (_, honest) = token(&fixture, Scope::Admin, None).await;
+    let api = patient(&fixture).access(Access::Tokens).waiting_calls(FEW / 2);
+    let http = HttpClient::for_api(api).listening(few_connections()).await;
+    let greedy = http.with_token(&greedy);
+    let wait = json!({ "queues": ["mail"], "wait_seconds": 20 });
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..FEW / 2 {
+        let (greedy, wait) = (greedy.clone(), wait.clone());
+        calls.spawn(async move { greedy.post("/leases", &wait).await.expect_status(200) });
+    }
+    // A quarter of the connections may wait. The others return at once and say when to call again.
+    for _ in 0..FEW / 4 {
+        let ended = before_timeout(calls.join_next()).await.expect("a call").expect("no panic");
+        assert_eq!((ended.header("retry-after"), &ended.json()["jobs"]), ("2", &json!([])));
+    }
+    must_be_served(&http.with_token(&honest)).await;
+    assert_eq!(calls.len(), FEW / 4);
+    // A stream is a call that waits, too, and so is one that waits for the end of a job.
+    let (_, reader) = token(&fixture, Scope::Read, None).await;
+    let reader = http.with_token(&reader);
+    let id = fixture.add(job("greet").delay(SECOND * 3600)).await;
+    let path = format!("/jobs/{id}?wait_seconds=20");
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..FEW / 2 {
+        let (reader, path) = (reader.clone(), path.clone());
+        waiting.spawn(async move { reader.get(&path).await.expect_status(200) });
+    }
+    for _ in 0..FEW / 4 {
+        let ended = before_timeout(waiting.join_next()).await.expect("a call").expect("no panic");
+        assert_eq!((ended.header("retry-after"), &ended.json()["status"]), ("2", &json!("queued")));
+    }
+    let refused = reader.get("/events").await.expect_problem(503, "unavailable", "try again later");
+    assert_eq!(refused.header("retry-after"), "2");
 }
 
 async fn clients_with_slow_headers_do_not_keep_others_out(fixture: Fixture) {
