@@ -24,6 +24,8 @@ class FakeServer:
     def __init__(self, jobs: list[dict[str, Any]] | None = None) -> None:
         self.jobs = list(jobs or [])
         self.answer: Callable[[str, dict[str, Any]], Answer] = lambda path, body: None
+        #: Whether too many calls wait already: a call returns at once, and asks for a long pause.
+        self.refuses_waits = False
         #: Every request: its path and its body.
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self._lock = threading.Lock()
@@ -38,6 +40,8 @@ class FakeServer:
                 status, reply = fake._reply(self.path, json.loads(content))
                 body = json.dumps(reply).encode()
                 self.send_response(status)
+                if fake.refuses_waits:
+                    self.send_header("retry-after", "3600")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -80,7 +84,7 @@ class FakeServer:
             return INVALID
         with self._lock:
             granted, self.jobs = self.jobs[: body["limit"]], self.jobs[body["limit"] :]
-        if not granted and not has_reports and "worker_id" in body:
+        if not granted and not has_reports and "worker_id" in body and not self.refuses_waits:
             threading.Event().wait(min(body["wait_seconds"], 1.0))  # a long poll
         return 200, {
             "protocol": "1.1",

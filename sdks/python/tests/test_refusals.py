@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from longshore import (
 )
 from longshore._attempt import Attempt
 from longshore._backend import WorkerBackend
+from longshore._http import Reply
 
 from .conftest import LIMIT, eventually
 from .fake_server import DEAD, UNAVAILABLE, Answer, FakeServer, leased_job
@@ -107,6 +109,47 @@ def test_errors_do_not_make_a_worker_call_again_at_once(concurrency: int, monkey
             assert len([pause for pause in pauses if pause >= 0.05]) >= calls - 3
             server.answer = lambda path, body: None
             done.set()
+
+
+@pytest.mark.parametrize("concurrency", [1, 2], ids=["waiting for cancels", "waiting for work"])
+def test_a_worker_whose_calls_may_not_wait_pauses_and_still_reports(concurrency: int) -> None:
+    with FakeServer([leased_job("work")]) as server:
+        app = Longshore(server.url)
+        calls_again = threading.Event()
+
+        @app.job()
+        def work() -> None:
+            calls_again.wait(0.5)
+
+        def waits() -> list[dict[str, Any]]:
+            return [body for path, body in server.calls if path == "/leases" and body["wait_seconds"] > 0]
+
+        def answer(path: str, body: dict[str, Any]) -> Answer:
+            server.refuses_waits = path == "/leases" and "worker_id" in body
+            if len(waits()) > 2:
+                calls_again.set()
+            return None
+
+        server.answer = answer
+        with app.worker(concurrency=concurrency):
+            eventually(lambda: any(body.get("settle") for _, body in server.calls), "the job is settled")
+            # One call may wait for cancels, and another one for work.
+            assert not calls_again.is_set(), f"the worker calls again at once: {len(waits())} calls"
+
+
+def test_a_wait_for_a_job_pauses_as_the_server_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    replies = [({"status": "running"}, {"retry-after": "2"}), ({"status": "succeeded"}, {})]
+
+    def send(operation: Any) -> Any:
+        body, headers = replies.pop(0)
+        return operation.result(Reply(200, headers, json.dumps(body).encode()))
+
+    app = Longshore("http://127.0.0.1:1")
+    monkeypatch.setattr(app.sync, "send", send)
+    assert app.sync.wait("01990000-0000-7000-8000-000000000001")["status"] == "succeeded"
+    assert pauses == [2.0]
 
 
 def test_a_cancel_that_arrives_before_its_job_is_not_lost() -> None:

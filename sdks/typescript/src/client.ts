@@ -20,7 +20,7 @@ import { encodeJson, findBigInt, type Jsonified } from "./json.js";
 import { type Camelized, toCamel, toSnake } from "./names.js";
 import type { InputOf, OutputOf, StandardSchema } from "./schema.js";
 import { enqueueInSql, type SqlExecutor } from "./sql.js";
-import { HttpTransport, MAX_WAITING, type Transport, untilDeadline } from "./transport.js";
+import { HttpTransport, MAX_WAITING, sleep, type Transport, untilDeadline } from "./transport.js";
 import type { components } from "./wire.js";
 import { runWorker, type WorkOptions } from "./worker.js";
 
@@ -245,11 +245,14 @@ export class Longshore {
       // If more calls wait than there are connections for them, they take turns.
       const most = this.#waits > MAX_WAITING / 2 ? SHORT_WAIT_SECONDS : MAX_WAIT_SECONDS;
       const seconds = Math.min(most, leftMs / 1000);
-      const { body } = await this.transport.call<Schemas["Job"]>("GET", `/jobs/${encodeURIComponent(id)}`, {
-        query: { wait_seconds: seconds },
-        waitMs: seconds * 1000,
-      });
-      return ENDED.has(body.status) ? toCamel(body) : undefined;
+      const path = `/jobs/${encodeURIComponent(id)}`;
+      const options = { query: { wait_seconds: seconds }, waitMs: seconds * 1000 };
+      const { body, headers } = await this.transport.call<Schemas["Job"]>("GET", path, options);
+      if (ENDED.has(body.status)) return toCamel(body);
+      // Too many calls wait for the server already.
+      const pauseMs = Number(headers["retry-after"] ?? 0) * 1000 || 0;
+      if (pauseMs > 0) await sleep(Math.min(pauseMs, leftMs));
+      return undefined;
     });
     return ended.finally(() => {
       this.#waits -= 1;

@@ -114,6 +114,8 @@ class Exchange {
   #reconcileAt = Number.POSITIVE_INFINITY;
   #failures = 0;
   #pausedUntil = 0;
+  /** No call waits for work before this time: too many calls wait for the server already. */
+  #noWaitUntil = 0;
   #isolating = false;
   /** Why the server no longer accepts this worker's token. */
   #denied: LongshoreError | undefined;
@@ -262,6 +264,7 @@ class Exchange {
       if (waiting && (waiting.limit > 0 || limit === 0)) return;
       // Without a free slot, the call only waits for cancels. Short jobs end sooner than that is useful.
       if (limit === 0 && now < this.#lastSent + QUIET_MS) return this.#wakeAt(this.#lastSent + QUIET_MS);
+      if (now < this.#noWaitUntil) return this.#wakeAt(this.#noWaitUntil);
       waiting?.abort.abort();
       this.#send(this.#newCall(limit, true));
     }
@@ -386,6 +389,7 @@ class Exchange {
       this.#denied = undefined;
       this.#isolating = false;
       this.#lastAck = Math.max(this.#lastAck, call.sentAt);
+      if (call.waits) this.#noWaitUntil = performance.now() + this.#pauseOf(reply);
       this.#apply(call, body as ExchangeReply, reply.text);
       this.pump();
       return;
@@ -395,7 +399,12 @@ class Exchange {
     if (reply.status === 400 || reply.status === 413 || reply.status === 422)
       return this.#refused(call, error.message);
     if (reply.status === 401 || reply.status === 403) this.#denied = error;
-    this.#failed(call, error.message, Number(reply.headers["retry-after"] ?? 0) * 1000 || 0);
+    this.#failed(call, error.message, this.#pauseOf(reply));
+  }
+
+  /** The pause that the server asks for. One that is longer than the leases would lose them. */
+  #pauseOf(reply: Reply): number {
+    return Math.min(Number(reply.headers["retry-after"] ?? 0) * 1000 || 0, this.#renewWithinMs / 2);
   }
 
   #apply(call: Call, reply: ExchangeReply, text: string): void {
@@ -547,16 +556,14 @@ class Exchange {
     this.pump();
   }
 
-  #failed(call: Call, message: string, retryAfterMs = 0): void {
+  #failed(call: Call, message: string, requestedMs = 0): void {
     this.#failures += 1;
     const most = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** this.#failures, this.#renewWithinMs);
-    // A pause that is longer than the leases would lose them.
-    const requestedMs = Math.min(retryAfterMs, this.#renewWithinMs / 2);
     const pause = Math.max(requestedMs, FIRST_PAUSE_MS + Math.random() * (most - FIRST_PAUSE_MS));
     // A kept-alive connection may have been closed; one such failure is normal.
     if (this.#failures > 1) this.#log("warn", `POST /leases failed: ${message}; trying again`);
     if (call.limit > 0) this.#reconcileAt = performance.now() + RECONCILE_AFTER_MS;
-    this.#pausedUntil = performance.now() + (this.#failures > 1 || retryAfterMs > 0 ? pause : 0);
+    this.#pausedUntil = performance.now() + (this.#failures > 1 || requestedMs > 0 ? pause : 0);
     this.#retract(call);
   }
 

@@ -599,7 +599,8 @@ export interface paths {
         };
         /**
          * Returns a job, including the attempts that did not succeed.
-         * @description With `wait_seconds`, the response comes when the job has ended, or as it is when the time is up.
+         * @description With `wait_seconds`, the response comes when the job has ended, or as it is when the time is up. If too many calls wait
+         *     already, it comes at once, with the header `Retry-After`.
          */
         get: operations["get_job"];
         put?: never;
@@ -744,7 +745,7 @@ export interface paths {
         put?: never;
         /**
          * Leases due jobs. Waits up to `wait_seconds` for the first one, or until a job of this
-         *     worker is cancelled.
+         *     worker is cancelled. If too many calls wait already, it does not wait: the response has the header `Retry-After`.
          * @description The call may also contain reports: `settle`, `progress`, `steps` and `checkpoints`. They are stored before jobs are
          *     leased. A report that is invalid is `rejected`, and one that cannot be stored now is `unavailable`; they do not affect the
          *     others. If the response is lost, repeat the reports: what is already stored counts as `stored`. Follow-up jobs also
@@ -5055,6 +5056,8 @@ export interface operations {
             /** @description The job. */
             200: {
                 headers: {
+                    /** @description Call again after this many seconds: too many calls wait already. */
+                    "Retry-After"?: number;
                     [name: string]: unknown;
                 };
                 content: {
@@ -5595,6 +5598,8 @@ export interface operations {
             /** @description The leased jobs; none if no job was due. */
             200: {
                 headers: {
+                    /** @description Call again after this many seconds: too many calls wait already. */
+                    "Retry-After"?: number;
                     [name: string]: unknown;
                 };
                 content: {

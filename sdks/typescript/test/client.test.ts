@@ -205,6 +205,27 @@ test("many waiting calls delay no other call", async () => {
   }
 });
 
+test("a wait for a job pauses as the server asks", async () => {
+  const at: number[] = [];
+  const http = createServer((_, response) => {
+    at.push(Date.now());
+    const first = at.length === 1;
+    response.writeHead(200, { "content-type": "application/json", ...(first && { "retry-after": "1" }) });
+    response.end(JSON.stringify({ status: first ? "running" : "succeeded" }));
+  });
+  await new Promise<void>((resolve) => http.listen(0, "127.0.0.1", resolve));
+  const { port } = http.address() as { port: number };
+  const ls = new Longshore({ server: `http://127.0.0.1:${port}` });
+  assert.equal(
+    (await ls.wait("01990000-0000-7000-8000-000000000001", { timeout: LIMIT })).status,
+    "succeeded",
+  );
+  assert.equal(at.length, 2);
+  assert.ok((at[1] ?? 0) - (at[0] ?? 0) >= 990);
+  ls.close();
+  http.close();
+});
+
 test("an enqueue is repeated while the server is unavailable, and honours Retry-After", async () => {
   const bodies: string[] = [];
   const replies = [503, 429, 408, 500, 201];

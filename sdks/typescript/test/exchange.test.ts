@@ -202,6 +202,25 @@ test("a pause that the server asks for does not cost the leases", async () => {
   );
 });
 
+test("a worker whose calls may not wait pauses and still reports", async () => {
+  const again = signal();
+  ls.job("slow", () => Promise.race([again.promise, new Promise((resolve) => setTimeout(resolve, 500))]));
+  let waits = 0;
+  server.answer = (request, respond) => {
+    if (request.worker_id === undefined) return respond(200, reply({ jobs: [leased("slow")] }, 900));
+    if (request.settle) return respond(200, stored(request));
+    waits += 1;
+    if (waits > 1) again.resolve();
+    respond(200, reply({}, 900), { "retry-after": "3600" });
+  };
+  const working = work({ concurrency: 2, staleAfter: 3600 });
+  await until("the end is reported", () => server.settles.length === 1);
+  const calls = waits;
+  stop.abort();
+  await working;
+  assert.equal(calls, 1);
+});
+
 test("a worker whose token was revoked stops its jobs, and then ends with the reason", async () => {
   const stopped = signal<string>();
   ls.job("slow", async (_: undefined, ctx) => {

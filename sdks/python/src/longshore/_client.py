@@ -5,6 +5,7 @@ Both have the same methods. `Longshore` is a `Client`, and `Longshore().sync` is
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import datetime
@@ -79,7 +80,11 @@ class _Waiting:
         self.end = None if timeout is None else time.monotonic() + timeout
 
     def next(self) -> float:
-        return MAX_WAIT if self.end is None else max(0.0, min(MAX_WAIT, self.end - time.monotonic()))
+        return self.limit(MAX_WAIT)
+
+    def limit(self, seconds: float) -> float:
+        """`seconds`, or less if the wait is over earlier."""
+        return seconds if self.end is None else max(0.0, min(seconds, self.end - time.monotonic()))
 
     def is_over(self) -> bool:
         return self.end is not None and time.monotonic() >= self.end
@@ -110,11 +115,12 @@ class Client:
         """Waits until the job has ended, and returns it."""
         waiting = _Waiting(timeout)
         while True:
-            job = await self.send(operations.get(id, waiting.next()))
+            job, pause = await self.send(operations.await_end(id, waiting.next()))
             if has_ended(job):
                 return job
             if waiting.is_over():
                 raise timed_out(id, timeout)
+            await asyncio.sleep(waiting.limit(pause))
 
     async def result(self, id: JobId, timeout: float | None = None) -> Json:
         """Waits until the job has ended, and returns its result. Raises `JobFailed` if it has none."""
@@ -230,11 +236,12 @@ class SyncClient:
     def wait(self, id: JobId, timeout: float | None = None) -> _wire.Job:
         waiting = _Waiting(timeout)
         while True:
-            job = self.send(operations.get(id, waiting.next()))
+            job, pause = self.send(operations.await_end(id, waiting.next()))
             if has_ended(job):
                 return job
             if waiting.is_over():
                 raise timed_out(id, timeout)
+            time.sleep(waiting.limit(pause))
 
     def result(self, id: JobId, timeout: float | None = None) -> Json:
         return result_of(self.wait(id, timeout))

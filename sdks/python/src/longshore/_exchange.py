@@ -161,6 +161,8 @@ class Exchange:
         #: Parts of a batch that the server refused as a whole. Each is sent alone, to find the refused report.
         self._refused_parts: deque[_Reports] = deque()
         self._lost_reply_at = float("-inf")
+        #: No call waits for work before this time: too many calls wait for the server already.
+        self._no_wait_until = 0.0
         self._warned_at = float("-inf")
         self._is_draining = False
         self.is_closed = False
@@ -352,7 +354,8 @@ class Exchange:
                     while not (plan := self._plan()):
                         if self.is_closed:
                             return None
-                        self._changed.wait(1.0)
+                        until_wait = self._no_wait_until - time.monotonic()
+                        self._changed.wait(until_wait if 0 < until_wait < 1 else 1.0)
                 finally:
                     self._idle_threads -= 1
                 limit, wait = plan
@@ -380,7 +383,7 @@ class Exchange:
             return free, 0.0
         # The limit of a call that waits does not grow. If more slots are free than it counts, another call takes
         # its place: the server ends the wait of the first one.
-        if free > max(0, self._waiting_limit):
+        if free > max(0, self._waiting_limit) and time.monotonic() >= self._no_wait_until:
             self._waiting_limit, self._waiting_thread = free, threading.get_ident()
             return free, WAIT if time.monotonic() > self._lost_reply_at + WAIT else AFTER_LOST_REPLY
         return None
@@ -473,6 +476,8 @@ class Exchange:
             return 0.0
         if reply.status == 200:
             self._last_acknowledged = max(self._last_acknowledged, sent)
+            if call.wait:
+                self._no_wait_until = time.monotonic() + _pause_of(reply)
             self._accept(worker_id, json.loads(reply.body), call.reports)
             return None
         return self._refused(call, reply)
@@ -631,7 +636,7 @@ class Exchange:
             return None
         self._give_back(call)
         log.warning("the server replied with status %d: %s", reply.status, error)
-        return min(_MAX_RETRY_AFTER, reply.retry_after())
+        return _pause_of(reply)
 
     def _isolate(self, reports: _Reports, error: LongshoreError) -> None:
         """The server refuses the whole call. Sends its reports in parts, until the one that it refuses is alone."""
@@ -659,9 +664,9 @@ class Exchange:
                     continue
                 connection.is_aborted = False
                 self._waiting_connections[threading.get_ident()] = connection
-            is_ok = False
+            pause: float | None = None
             try:
-                is_ok = self._await_cancels(connection, str(worker_id))
+                pause = self._await_cancels(connection, str(worker_id))
             except (OSError, http.client.HTTPException):
                 pass  # the exchange and the renewals report errors
             except Exception:
@@ -670,13 +675,15 @@ class Exchange:
                 with self._changed:
                     self._end_wait(connection)
             # A server that replies at once, for example with an error, is not called again at once.
+            is_ok = pause is not None
             delay = _MIN_DELAY if is_ok else min(_MAX_DELAY, random.uniform(_MIN_DELAY, delay * 3))
             if not self.is_closed:
-                time.sleep(delay)
+                time.sleep(max(delay, pause or 0.0))
         connection.close()
 
-    def _await_cancels(self, connection: Connection, worker_id: str) -> bool:
-        """One call that waits for cancels. Returns whether the server accepted it."""
+    def _await_cancels(self, connection: Connection, worker_id: str) -> float | None:
+        """One call that waits for cancels. Returns the minimum pause until the next one; None if the server
+        refused it."""
         wait = DRAIN_WAIT if self._is_draining else WAIT
         body: dict[str, Any] = {"worker_id": worker_id, "limit": 0, "wait_seconds": wait}
         body |= {"queues": self.registration.queues, "kinds": self.registration.kinds}
@@ -686,10 +693,10 @@ class Exchange:
             self._last_acknowledged = max(self._last_acknowledged, sent)
             if self.worker_id == worker_id:
                 self._handle_lost_and_cancelled(json.loads(reply.body))
-            return True
+            return _pause_of(reply)
         if reply.status == 409 and not self.is_closed:
             self._start_over(worker_id)
-        return False
+        return None
 
     # --- Renewals ---
 
@@ -772,6 +779,11 @@ class Exchange:
         self._progress[attempt.id] = (attempt, f'{attempt.ref},"progress":{text.decode()}}}')
         if is_first:
             self._renew_now.set()
+
+
+def _pause_of(reply: Reply) -> float:
+    """The pause that the server asks for, as far as the worker follows it."""
+    return min(_MAX_RETRY_AFTER, reply.retry_after())
 
 
 def error_of(reply: Reply) -> LongshoreError:

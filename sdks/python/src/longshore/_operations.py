@@ -154,9 +154,15 @@ def _read_batch(start: int, value: Any, _: Reply) -> list[Enqueued]:
     return [Enqueued(item["id"], item["outcome"]) for item in value["items"]]
 
 
-def get(id: JobId, wait: float = 0.0) -> Operation[_wire.Job]:
+def get(id: JobId) -> Operation[_wire.Job]:
+    return Operation(_get(_path("jobs", id)), _value)
+
+
+def await_end(id: JobId, wait: float) -> Operation[tuple[_wire.Job, float]]:
+    """The job when it has ended, or after `wait` seconds; and the pause that the server asks for if too many calls
+    wait."""
     parameters = {"wait_seconds": min(wait, MAX_WAIT)} if wait > 0 else {}
-    return Operation(_get(_path("jobs", id), parameters, wait), _value)
+    return Operation(_get(_path("jobs", id), parameters, wait), lambda job, reply: (job, reply.retry_after()))
 
 
 @dataclass(frozen=True)
