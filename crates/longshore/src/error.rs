@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::job::Status;
+use crate::job::{JobId, Status};
 
 /// The result type of every fallible operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -26,6 +26,8 @@ struct Inner {
     kind: Kind,
     field: Option<String>,
     status: Option<Status>,
+    /// Another job, because of which the operation was refused.
+    other: Option<JobId>,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -52,7 +54,14 @@ enum Kind {
 
 impl Error {
     fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Error(Box::new(Inner { kind, field: None, status: None, message: message.into(), source: None }))
+        Error(Box::new(Inner {
+            kind,
+            field: None,
+            status: None,
+            other: None,
+            message: message.into(),
+            source: None,
+        }))
     }
 
     /// Input that can never be accepted; `field` is the part to change.
@@ -110,6 +119,18 @@ impl Error {
         self
     }
 
+    /// Adds the job because of which the operation was refused.
+    pub(crate) fn because_of(mut self, other: JobId) -> Self {
+        self.0.other = Some(other);
+        self
+    }
+
+    /// The job because of which the operation was refused. The message names it.
+    #[cfg(feature = "api")]
+    pub(crate) fn other_job(&self) -> Option<JobId> {
+        self.0.other
+    }
+
     /// The same error about item `i` of the list `list`, if it names a field.
     pub(crate) fn in_item(self, list: &str, i: usize) -> Self {
         match self.field() {
@@ -131,6 +152,7 @@ impl Error {
         let mut copy = Error::new(self.0.kind, self.to_string());
         copy.0.field = self.0.field.clone();
         copy.0.status = self.0.status;
+        copy.0.other = self.0.other;
         copy
     }
 

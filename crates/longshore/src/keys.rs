@@ -5,13 +5,78 @@
 //!
 //! The SQL function `longshore.enqueue`, for callers without the library, contains
 //! the same rules; the conformance suite compares it with [`decide`].
+//!
+//! Also owns the stored form of keys. All callers share one set of keys, except those who may use only some queues:
+//! their keys are in a namespace of the job's queue, so nobody can take a key of a queue that is not theirs. The
+//! engines store and compare keys without a difference between the two.
 
-use crate::enqueue::{EnqueuedAs, UniqueMode};
+use crate::enqueue::{EnqueuedAs, MAX_KEY, UniqueMode};
+use crate::error::{Error, Result};
 use crate::job::JobId;
 
 /// Keys that start with this belong to the ticks of schedules. Callers cannot use them, so no
 /// caller can prevent a tick from creating its job.
 pub(crate) const TICK_PREFIX: &str = "cron:";
+
+/// The first character of the stored form of a key in a namespace. Callers cannot use it, so they cannot write a key of
+/// a namespace themselves.
+const NAMESPACE: char = '\u{1f}';
+
+/// Refuses a key that a caller cannot use, because it could be one of a namespace.
+pub(crate) fn check_reserved(field: &'static str, key: &str) -> Result<()> {
+    if key.starts_with(NAMESPACE) {
+        return Err(Error::invalid(
+            field,
+            format!("{field}: starts with the control character U+001F, which is reserved; remove it"),
+        ));
+    }
+    Ok(())
+}
+
+/// The stored form of a key in the namespace of this queue.
+#[cfg(feature = "api")]
+pub(crate) fn in_namespace(field: &'static str, queue: &str, key: &str) -> Result<String> {
+    let stored = namespaced(queue, key);
+    if stored.len() > MAX_KEY {
+        return Err(Error::invalid(
+            field,
+            format!(
+                "{field}: has {} bytes; with a token that covers only some queues, the name of the queue counts too: \
+                 use at most {} for queue `{queue}`",
+                key.len(),
+                MAX_KEY - (stored.len() - key.len()),
+            ),
+        ));
+    }
+    Ok(stored)
+}
+
+// With the length of the queue's name, because both texts can contain any character.
+fn namespaced(queue: &str, key: &str) -> String {
+    format!("{NAMESPACE}{}:{queue}{key}", queue.len())
+}
+
+/// The stored forms of the keys that a list with this key and this queue looks for: the key that all callers share, and
+/// the one in the namespace of the queue.
+pub(crate) fn stored_forms(key: &str, queue: Option<&str>) -> Vec<String> {
+    // Nobody can have written such a key.
+    if key.starts_with(NAMESPACE) {
+        return Vec::new();
+    }
+    std::iter::once(key.to_owned()).chain(queue.map(|queue| namespaced(queue, key))).collect()
+}
+
+/// A stored key as the caller wrote it.
+pub(crate) fn as_written(stored: String) -> String {
+    let written = || {
+        let (length, rest) = stored.strip_prefix(NAMESPACE)?.split_once(':')?;
+        rest.get(length.parse().ok()?..)
+    };
+    match written() {
+        Some(key) => key.to_owned(),
+        None => stored,
+    }
+}
 
 /// Which jobs hold the id and the keys of a new job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,6 +161,45 @@ pub fn decide(holders: Holders, mode: UniqueMode) -> Decision {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_in_a_namespace_differs_from_every_other_key_and_is_shown_as_written() {
+        let pairs = [
+            ("a", "b:c"),
+            ("a", "1:ac"),
+            ("ab", "c"),
+            ("a", "bc"),
+            ("1:a", "c"),
+            ("\u{1f}1:a", "c"),
+            ("ü", "é"),
+        ];
+        let mut stored = Vec::new();
+        for (queue, key) in pairs {
+            let namespaced = namespaced(queue, key);
+            assert_eq!(as_written(namespaced.clone()), key);
+            assert!(check_reserved("unique_key", &namespaced).is_err());
+            assert_eq!(stored_forms(key, Some(queue)), [key.to_owned(), namespaced.clone()]);
+            assert_eq!(stored_forms(&namespaced, Some(queue)), Vec::<String>::new());
+            stored.push(namespaced);
+        }
+        stored.sort_unstable();
+        stored.dedup();
+        assert_eq!(stored.len(), pairs.len());
+        for key in ["plain", "1:a", ":", "cron:nightly"] {
+            assert_eq!(as_written(key.into()), key);
+            check_reserved("unique_key", key).unwrap();
+        }
+    }
+
+    #[cfg(feature = "api")]
+    #[test]
+    fn the_name_of_the_queue_counts_for_the_length_of_a_key_in_its_namespace() {
+        let longest = "k".repeat(MAX_KEY - "\u{1f}4:mail".len());
+        assert_eq!(in_namespace("unique_key", "mail", &longest).unwrap().len(), MAX_KEY);
+        let error = in_namespace("unique_key", "mail", &format!("{longest}k")).unwrap_err();
+        assert_eq!(error.field(), Some("unique_key"));
+        assert!(error.to_string().contains(&format!("use at most {}", longest.len())), "{error}");
+    }
 
     const MODES: [UniqueMode; 3] = [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt];
 

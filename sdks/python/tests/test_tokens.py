@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from longshore import Longshore, LongshoreError, Unauthorized
+from longshore import Flow, Longshore, LongshoreError, NewJob, Unauthorized, _operations, new_id
+from longshore._http import Reply
 
 from .conftest import LIMIT, clean_environment, eventually, serving
 
@@ -47,6 +48,14 @@ def test_a_missing_token_is_reported(secured: tuple[str, CreateToken]) -> None:
     assert refused.value.status == 401
     with pytest.raises(LongshoreError, match="refuses this worker"):
         define(url, "longshore_wrong", "mail").worker().run()
+
+
+def test_the_short_replies_to_a_token_that_may_only_enqueue_are_enough() -> None:
+    id = new_id()
+    short = {"id": id, "status": "running", "enqueued_as": "existing"}
+    reply = Reply(200, {"enqueued-as": "existing"}, json.dumps(short).encode())
+    assert _operations.enqueue(NewJob("greet", {})).result(reply) == _operations.Enqueued(id, "existing")
+    assert _operations.start_flow(Flow("greetings")).result(reply)["id"] == id
 
 
 def test_tokens_with_scopes_are_enough(secured: tuple[str, CreateToken]) -> None:

@@ -312,7 +312,10 @@ export class Longshore {
     return body.status as "cancelled" | "pending";
   }
 
-  /** Runs a finished job again, with a fresh set of attempts. */
+  /**
+   * Runs a finished job again, with a fresh set of attempts. With a token without the scope `read`, the result has only
+   * `id` and `status`.
+   */
   async retry(id: string): Promise<JobInfo> {
     const { body } = await this.transport.call<Schemas["Job"]>(
       "POST",

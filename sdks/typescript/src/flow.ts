@@ -73,7 +73,10 @@ export class FlowBuilder {
     return this;
   }
 
-  /** Enqueues all tasks in one commit. */
+  /**
+   * Enqueues all tasks in one commit. A flow with the same key or id is returned unchanged; with a token without the scope
+   * `read`, only its `id` and `status`.
+   */
   async start(): Promise<FlowInfo> {
     const tasks = await Promise.all(
       this.#tasks.map(async ({ name, request, after }) => {

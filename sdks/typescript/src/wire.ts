@@ -340,7 +340,9 @@ export interface paths {
          * Enqueues a flow: jobs that wait for each other.
          * @description All jobs are stored in one commit, or none. A task starts when the tasks in its `after` have ended as
          *     it needs, and is skipped as soon as one of them has ended in another way. A token that is limited to
-         *     queues must cover the queue of every job, including those of the callbacks.
+         *     queues must cover the queue of every job, including those of the callbacks; its idempotency keys belong to the queue
+         *     of the first task. Without the scope `read`, the response for a flow that already existed has only its `id`, its
+         *     `status` and `enqueued_as`.
          */
         post: operations["enqueue_flow"];
         delete?: never;
@@ -522,7 +524,8 @@ export interface paths {
         put?: never;
         /**
          * Enqueues a job.
-         * @description The response is the whole job, as `GET /jobs/{id}` returns it.
+         * @description The response is the whole job, as `GET /jobs/{id}` returns it. Without the scope `read`, the response for a job that
+         *     already existed has only its `id`, its `status` and `enqueued_as`.
          */
         post: operations["enqueue_job"];
         delete?: never;
@@ -1549,7 +1552,8 @@ export interface components {
             /** Format: date-time */
             emitted_at: string;
             name: string;
-            payload: unknown;
+            /** @description Absent if a token without the scope `read` emits an event that exists. */
+            payload?: unknown;
         };
         /** @description Why a job is or is not running. */
         Explanation: {
@@ -1720,6 +1724,14 @@ export interface components {
             met: boolean | null;
             /** @description Its name in the flow. */
             task: string | null;
+        };
+        /** @description What a token without the scope `read` gets instead of a flow that existed before. */
+        FlowReference: {
+            /** @description What the request did. */
+            enqueued_as: components["schemas"]["EnqueuedAs"];
+            /** Format: uuid */
+            id: string;
+            status: components["schemas"]["FlowStatus"];
         };
         /**
          * @description The status of a flow.
@@ -2004,6 +2016,14 @@ export interface components {
             tag?: string | null;
             /** @description Of an unfinished job. */
             unique_key?: string | null;
+        };
+        /** @description What a token without the scope `read` gets instead of a job that existed before. */
+        JobReference: {
+            /** @description What the request did. Absent if it did not enqueue. */
+            enqueued_as?: components["schemas"]["EnqueuedAs"];
+            /** Format: uuid */
+            id: string;
+            status: components["schemas"]["Status"];
         };
         /** @description The leased job that waits for its children. */
         JoinRequest: {
@@ -2372,7 +2392,8 @@ export interface components {
             id?: string | null;
             /**
              * @description A second request with the same key returns the first job, as long as that job
-             *     is kept. The `Idempotency-Key` header overrides this field.
+             *     is kept. The `Idempotency-Key` header overrides this field. With a token that is limited to queues, each queue has
+             *     its own keys, also unique keys.
              */
             idempotency_key?: string | null;
             /**
@@ -2796,6 +2817,10 @@ export interface components {
             /** @enum {string} */
             policy: "none";
         };
+        /** @description The flow. A token without the scope `read` gets only its id and status. */
+        ReturnedFlow: components["schemas"]["Flow"] | components["schemas"]["FlowReference"];
+        /** @description The job. A token without the scope `read` gets only its id and status. */
+        ReturnedJob: components["schemas"]["Job"] | components["schemas"]["JobReference"];
         /** @description Steps of a leased job that are done. */
         SaveStepsRequest: {
             /**
@@ -3685,7 +3710,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Job"];
+                    "application/json": components["schemas"]["ReturnedJob"];
                 };
             };
             /** @description There is no such job. */
@@ -4181,7 +4206,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Flow"];
+                    "application/json": components["schemas"]["ReturnedFlow"];
                 };
             };
             /** @description The flow was created. */
@@ -4690,9 +4715,12 @@ export interface operations {
                 ended_after?: string;
                 /** @description Only jobs that ended before this time. */
                 ended_before?: string;
-                /** @description Only jobs with this idempotency key. */
+                /**
+                 * @description Only the job with this idempotency key. With `queue`, also the one whose key belongs to this queue, because a token
+                 *     that is limited to queues has enqueued it.
+                 */
                 idempotency_key?: string;
-                /** @description Only unfinished jobs with this unique key. */
+                /** @description Only the unfinished job with this unique key. With `queue`, also the one whose key belongs to this queue. */
                 unique_key?: string;
                 /** @description The page size, clamped to 1 to 200. 50 by default. */
                 limit?: number;
@@ -4788,7 +4816,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Job"];
+                    "application/json": components["schemas"]["ReturnedJob"];
                 };
             };
             /** @description The job was created. */
@@ -5168,7 +5196,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Job"];
+                    "application/json": components["schemas"]["ReturnedJob"];
                 };
             };
             /** @description There is no such job. */
@@ -5345,7 +5373,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Job"];
+                    "application/json": components["schemas"]["ReturnedJob"];
                 };
             };
             /** @description There is no such job. */

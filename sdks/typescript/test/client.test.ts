@@ -226,6 +226,26 @@ test("a wait for a job pauses as the server asks", async () => {
   http.close();
 });
 
+test("the short responses to a token that may only enqueue are enough", async () => {
+  const id = newId();
+  const http = createServer((_, response) => {
+    response.setHeader("enqueued-as", "existing");
+    response.writeHead(200, { "content-type": "application/json" });
+    response.end(JSON.stringify({ id, status: "running", enqueued_as: "existing" }));
+  });
+  await new Promise<void>((resolve) => http.listen(0, "127.0.0.1", resolve));
+  const ls = client(`http://127.0.0.1:${(http.address() as { port: number }).port}`);
+  try {
+    const greet = ls.declare<number>("greet");
+    const handle = await greet.enqueue(1);
+    assert.deepEqual([handle.id, handle.enqueuedAs], [id, "existing"]);
+    assert.equal((await ls.flow("greetings").open().start()).id, id);
+  } finally {
+    ls.close();
+    http.close();
+  }
+});
+
 test("an enqueue is repeated while the server is unavailable, and honours Retry-After", async () => {
   const bodies: string[] = [];
   const replies = [503, 429, 408, 500, 201];

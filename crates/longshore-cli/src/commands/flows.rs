@@ -7,6 +7,7 @@ use std::io::{self, Read};
 
 use chrono::{DateTime, Utc};
 use longshore::{FlowId, IdPattern};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -54,12 +55,12 @@ pub(super) async fn run(endpoint: &Endpoint, command: Flows, out: &Out) -> Outco
             let body = read(&file)?;
             let id = flow_id(endpoint, &id, out).await?;
             let reply = endpoint.post(&["flows", &id.to_string(), "jobs"]).body(&body).send().await?;
-            changed(&reply, out, |flow| format!("the flow has {} now", counted(flow.members, "job")))
+            changed(&reply, out, |flow: &Flow| format!("the flow has {} now", counted(flow.members, "job")))
         }
         Flows::Seal(args) => {
             let id = flow_id(endpoint, &args.id, out).await?;
             let reply = endpoint.post(&["flows", &id.to_string(), "seal"]).send().await?;
-            changed(&reply, out, |flow| format!("sealed {}", flow.id))
+            changed(&reply, out, |flow: &Flow| format!("sealed {}", flow.id))
         }
         Flows::Cancel(args) => cancel(endpoint, &args.id, out).await,
         Flows::Retry(args) => retry(endpoint, &args.id, out).await,
@@ -67,7 +68,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Flows, out: &Out) -> Outco
 }
 
 /// Prints the flow of a reply: JSON, or one line.
-fn changed(reply: &Reply, out: &Out, line: impl Fn(&Flow) -> String) -> Outcome {
+fn changed<Shown: DeserializeOwned>(reply: &Reply, out: &Out, line: impl Fn(&Shown) -> String) -> Outcome {
     if out.json {
         out.document(&reply.read::<RawObject>()?);
     } else {
@@ -273,7 +274,18 @@ async fn tasks(endpoint: &Endpoint, id: FlowId) -> Result<Reply, Failure> {
 async fn enqueue(endpoint: &Endpoint, file: &str, out: &Out) -> Outcome {
     let reply = endpoint.post(&["flows"]).body(&read(file)?).send().await?;
     let how = reply.enqueued_as.clone().unwrap_or_else(|| "created".into());
-    changed(&reply, out, |flow| format!("{how} {} ({})", flow.id, counted(flow.members, "job")))
+    changed(&reply, out, |flow: &Enqueued| {
+        let jobs = flow.members.map(|members| format!(" ({})", counted(members, "job")));
+        format!("{how} {}{}", flow.id, jobs.unwrap_or_default())
+    })
+}
+
+/// The flow of an enqueue request.
+#[derive(Deserialize)]
+struct Enqueued {
+    id: FlowId,
+    /// Absent if the flow existed and the token may not read it.
+    members: Option<u64>,
 }
 
 /// Reads one JSON document from a file or from standard input. The JSON stays text, so that payloads are

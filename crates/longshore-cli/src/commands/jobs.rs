@@ -359,7 +359,21 @@ async fn edit(endpoint: &Endpoint, args: args::Edit, out: &Out) -> Outcome {
         payload: args.payload.map(|payload| read_json("payload", &payload)).transpose()?,
     };
     let id = job_id(endpoint, &args.id, out).await?;
-    show(&endpoint.patch(&["jobs", &id.to_string()]).body(&edit).send().await?, out)
+    let reply = endpoint.patch(&["jobs", &id.to_string()]).body(&edit).send().await?;
+    if !out.json && reply.read::<Job>().is_err() {
+        // A token without the scope `read` gets only the id and the status.
+        let Changed { id, status } = reply.read()?;
+        out.line(format_args!("{status} {id}"));
+        return Ok(Code::Done);
+    }
+    show(&reply, out)
+}
+
+/// A job that was changed with a token which may not read it.
+#[derive(Deserialize)]
+struct Changed {
+    id: JobId,
+    status: Status,
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@
 //! | Compared in constant time | by construction: found by the SHA-256 of the token in the request, in `longshore/src/api/auth.rs`, `Guard::look_up` |
 //! | Expiry | `longshore/tests/conformance/http/auth.rs`: `a_wrong_revoked_or_expired_token_is_refused` |
 //! | Revoked within 2 s, everywhere | [`a_revoked_token_is_rejected_by_every_server`], which allows 15 s |
-//! | A route denies unless it declares its scope | `longshore/tests/conformance/http/auth.rs`: `every_route_requires_the_scope_that_its_document_names` |
-//! | Scopes limited to queues | the same file: `a_token_limited_to_queues_…`, `a_limited_token_…` |
+//! | A route denies unless it declares its scope | `longshore/tests/conformance/http/access.rs`: `no_operation_is_missing_in_the_walk`, `every_operation_requires_its_scope` |
+//! | Scopes limited to queues | the same file: `every_operation_keeps_a_limited_token_to_its_queues`, `every_page_…`; `http/auth.rs`, `http/token_keys.rs` |
 //! | Unknown Host 421, foreign Origin 403, no CORS | [`a_foreign_web_page_gets_nothing`]; `longshore/tests/conformance/http/requests.rs` |
 //! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `an_invalid_job_is_refused_by_field`, `a_batch_stores_the_valid_jobs_and_names_the_errors_of_the_others`; `http/connections.rs`; `http/bodies.rs` |
 //! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/connections.rs` |

@@ -426,8 +426,12 @@ begin
       then 'idempotency_key: must have 1 to 512 bytes'
     when starts_with(enqueue.idempotency_key, 'cron:')
       then 'idempotency_key: `cron:` is reserved for the ticks of schedules; use another prefix'
+    when starts_with(enqueue.idempotency_key, chr(31))
+      then 'idempotency_key: starts with the control character U+001F, which is reserved; remove it'
     when octet_length(enqueue.unique_key) not between 1 and 512
       then 'unique_key: must have 1 to 512 bytes'
+    when starts_with(enqueue.unique_key, chr(31))
+      then 'unique_key: starts with the control character U+001F, which is reserved; remove it'
     when mode not in ('dedupe', 'replace', 'preserve_run_at')
       then format('unique_mode: `%s` does not exist; use dedupe, replace or preserve_run_at', mode)
     when enqueue.timeout < '1 ms' or date_part('epoch', enqueue.timeout) > 315360000

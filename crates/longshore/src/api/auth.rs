@@ -24,7 +24,6 @@ use super::problem::{ApiResult, Problem, Slug};
 use super::token_lookup::TokenLookup;
 use super::url_parameters::UrlParameters;
 use crate::client::Client;
-use crate::enqueue::{UniqueMode, ValidJob};
 use crate::store::{Scope, TokenRecord};
 
 /// Who may use the API.
@@ -78,21 +77,6 @@ impl Caller {
                 format!("queue: this token covers only {}, not `{queue}`", queues.join(", ")),
             )),
             _ => Ok(()),
-        }
-    }
-
-    /// Refuses a unique key that could change a job of another queue, because all
-    /// queues share one set of unique keys.
-    pub(super) fn may_use_key(&self, job: &ValidJob) -> ApiResult<()> {
-        let replaces = job.unique.as_ref().is_some_and(|(_, mode)| *mode != UniqueMode::Dedupe);
-        if replaces && self.queues().is_some() {
-            Err(Problem::new(
-                Slug::Forbidden,
-                "unique_mode: a token that covers only some queues may only use `dedupe`, because the job \
-                 that has the key may belong to another queue",
-            ))
-        } else {
-            Ok(())
         }
     }
 

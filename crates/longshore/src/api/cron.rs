@@ -14,6 +14,7 @@ use super::enqueue::NewJobBody;
 use super::extract::{Body, NamePath, object};
 use super::kinds::defaults_of;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use super::returned::may_read;
 use super::schemas::EnqueuedAsSchema;
 use crate::cron::{NewSchedule, Template};
 use crate::enqueue::EnqueuedAs;
@@ -30,7 +31,8 @@ pub(super) struct ScheduleBody {
     zone: String,
     /// What happens to missed ticks: `skip`, `one` or `all:N`.
     missed: String,
-    /// The job that each tick enqueues. Null if the stored job cannot be read.
+    /// The job that each tick enqueues. Null if the stored job cannot be read, and if a token without the scope `read`
+    /// pauses or resumes the schedule.
     #[schema(required)]
     job: Option<NewJobBody>,
     paused: bool,
@@ -194,7 +196,7 @@ pub(super) async fn pause(
 ) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
     server.client.pause_schedule(&name).await?;
-    find(&server, &name).await
+    changed(&server, &caller, &name).await
 }
 
 /// Resumes a paused schedule.
@@ -216,7 +218,7 @@ pub(super) async fn resume(
 ) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
     server.client.resume_schedule(&name).await?;
-    find(&server, &name).await
+    changed(&server, &caller, &name).await
 }
 
 /// The job of a manual run.
@@ -269,6 +271,13 @@ pub(super) async fn remove(
     caller.may_use_all()?;
     server.client.remove_schedule(&name).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// A schedule that the call has paused or resumed.
+async fn changed(server: &Server, caller: &Caller, name: &str) -> ApiResult<Json<ScheduleBody>> {
+    let Json(schedule) = find(server, name).await?;
+    let job = schedule.job.filter(|_| may_read(caller));
+    Ok(Json(ScheduleBody { job, ..schedule }))
 }
 
 async fn find(server: &Server, name: &str) -> ApiResult<Json<ScheduleBody>> {

@@ -21,6 +21,7 @@ use super::auth::Caller;
 use super::extract::{Body, JobHeaders, duration, optional_object};
 use super::kinds::{Defaults, defaults_of};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use super::returned::ReturnedJob;
 use super::schemas::{JobSchema, RetrySchema};
 use crate::client::kinds::Kind;
 use crate::cron::Template;
@@ -56,7 +57,8 @@ pub(super) struct NewJobBody {
     #[schema(minimum = 1, maximum = 32767)]
     pub(super) max_attempts: Option<i64>,
     /// A second request with the same key returns the first job, as long as that job
-    /// is kept. The `Idempotency-Key` header overrides this field.
+    /// is kept. The `Idempotency-Key` header overrides this field. With a token that is limited to queues, each queue has
+    /// its own keys, also unique keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 512)]
     pub(super) idempotency_key: Option<String>,
@@ -275,9 +277,7 @@ impl NewJobBody {
 
     /// Checks every field, and that the caller may enqueue this job.
     fn validate(self, kind: Option<&Kind>, caller: &Caller) -> ApiResult<ValidJob> {
-        let job = self.into_job(&defaults_of(kind))?.validate()?;
-        check_caller(&job, caller)?;
-        Ok(job)
+        for_caller(self.into_job(&defaults_of(kind))?.validate()?, caller)
     }
 
     /// As [`validate`](Self::validate), and returns the span of the enqueue. A job without a
@@ -286,8 +286,7 @@ impl NewJobBody {
         let job = self.into_job(&defaults_of(kind))?;
         let span = job.span();
         let job = span.in_scope(|| job.validate())?;
-        check_caller(&job, caller)?;
-        Ok((job, span))
+        Ok((for_caller(job, caller)?, span))
     }
 
     /// Refuses an id where it would have no use.
@@ -309,10 +308,11 @@ impl NewJobBody {
     }
 }
 
-/// Checks that the caller may enqueue this job.
-fn check_caller(job: &ValidJob, caller: &Caller) -> ApiResult<()> {
+/// Checks that the caller may enqueue this job. A token that covers only some queues cannot take the keys of others: its
+/// keys are in the namespace of the job's queue.
+fn for_caller(job: ValidJob, caller: &Caller) -> ApiResult<ValidJob> {
     caller.may_use(job.queue())?;
-    caller.may_use_key(job)
+    Ok(if caller.queues().is_some() { job.with_keys_in_namespace()? } else { job })
 }
 
 /// Refuses a payload that is too large with 413, as for a body that is too large.
@@ -370,7 +370,8 @@ pub(super) fn parse_when(
 
 /// Enqueues a job.
 ///
-/// The response is the whole job, as `GET /jobs/{id}` returns it.
+/// The response is the whole job, as `GET /jobs/{id}` returns it. Without the scope `read`, the response for a job that
+/// already existed has only its `id`, its `status` and `enqueued_as`.
 #[utoipa::path(
     post,
     path = "/jobs",
@@ -391,7 +392,7 @@ pub(super) fn parse_when(
          headers(("Location" = String, description = "The path of the job."),
                  ("Enqueued-As" = String, description = "`created`."))),
         (status = 200, description = "A job with this id or key already existed. It is unchanged or replaced, depending on `unique_mode`.",
-         body = JobSchema,
+         body = ReturnedJob,
          headers(("Location" = String, description = "The path of the job."),
                  ("Enqueued-As" = String, description = "`existing`, or `replaced` if the job has the new contents."))),
         (status = 400, description = "The body is not JSON, or there are several `Idempotency-Key` headers.",
@@ -426,6 +427,7 @@ pub(super) async fn enqueue(
         Some(job) => job,
         None => Box::pin(existing_job(&server, &caller, id)).await?,
     };
+    let job = ReturnedJob::enqueued(&caller, job, how);
     let (status, enqueued_as) = match how {
         EnqueuedAs::Created => (StatusCode::CREATED, "created"),
         EnqueuedAs::Existing => (StatusCode::OK, "existing"),

@@ -24,10 +24,12 @@ use super::extract::{
 };
 use super::jobs::{linked, page_size};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use super::returned::ReturnedFlow;
 use super::schemas::{AnyInteger, FlowSchema, TaskSchema};
 use crate::client::{batch_span, members};
-use crate::enqueue::ValidJob;
+use crate::enqueue::{EnqueuedAs, ValidJob};
 use crate::job::{FlowId, JobId};
+use crate::keys::in_namespace;
 use crate::store::{FlowFilter, FlowRecord, NewFlow, NewMember, PutFlow};
 
 use body::{AddJobsBody, NewFlowBody};
@@ -43,7 +45,9 @@ const MAX_CHECKED: u64 = 10_000;
 ///
 /// All jobs are stored in one commit, or none. A task starts when the tasks in its `after` have ended as
 /// it needs, and is skipped as soon as one of them has ended in another way. A token that is limited to
-/// queues must cover the queue of every job, including those of the callbacks.
+/// queues must cover the queue of every job, including those of the callbacks; its idempotency keys belong to the queue
+/// of the first task. Without the scope `read`, the response for a flow that already existed has only its `id`, its
+/// `status` and `enqueued_as`.
 #[utoipa::path(
     post,
     path = "/flows",
@@ -73,7 +77,7 @@ const MAX_CHECKED: u64 = 10_000;
         (status = 201, description = "The flow was created.", body = FlowSchema,
          headers(("Location" = String, description = "The path of the flow."),
                  ("Enqueued-As" = String, description = "`created`."))),
-        (status = 200, description = "A flow with this key or id already existed. It is unchanged.", body = FlowSchema,
+        (status = 200, description = "A flow with this key or id already existed. It is unchanged.", body = ReturnedFlow,
          headers(("Location" = String, description = "The path of the flow."),
                  ("Enqueued-As" = String, description = "`existing`."))),
         (status = 400, description = "The body is not JSON, or there are several `Idempotency-Key` headers.",
@@ -102,22 +106,26 @@ pub(super) async fn enqueue(
     let flow = body.into_flow(&server, idempotency_key, trace.as_deref()).await?;
     let flow = span.in_scope(|| flow.validate())?;
     span.record("jobs", flow.members.len());
-    check_caller(&caller, &flow)?;
+    let flow = for_caller(flow, &caller)?;
     let found = match chosen_id {
         Some(id) => flow_with_id(&server, id).await?,
         None => None,
     };
-    let (status, enqueued_as, flow) = match found {
-        Some(found) => (StatusCode::OK, "existing", found),
+    let (how, flow) = match found {
+        Some(found) => (EnqueuedAs::Existing, found),
         None => {
             for job in jobs_of(&flow) {
                 server.limiter.check_depth(&server.client, job.queue()).await?;
             }
             match server.client.put_flow(&flow).instrument(span).await? {
-                (PutFlow::Created, flow) => (StatusCode::CREATED, "created", flow),
-                (_, flow) => (StatusCode::OK, "existing", flow),
+                (PutFlow::Created, flow) => (EnqueuedAs::Created, flow),
+                (_, flow) => (EnqueuedAs::Existing, flow),
             }
         }
+    };
+    let (status, enqueued_as) = match how {
+        EnqueuedAs::Created => (StatusCode::CREATED, "created"),
+        EnqueuedAs::Existing | EnqueuedAs::Replaced => (StatusCode::OK, "existing"),
     };
     if status == StatusCode::OK {
         check_access(&server, &caller, &flow).await?;
@@ -125,7 +133,7 @@ pub(super) async fn enqueue(
     let location = format!("{}/{}", uri.path().trim_end_matches('/'), flow.id);
     let location = HeaderValue::from_str(&location).map_err(|_| Problem::bad_request("path: not ASCII"))?;
     let headers = [(header::LOCATION, location), (ENQUEUED_AS, HeaderValue::from_static(enqueued_as))];
-    Ok((status, headers, Json(flow)).into_response())
+    Ok((status, headers, Json(ReturnedFlow::enqueued(&caller, flow, how))).into_response())
 }
 
 /// Every job of a new flow, including the callbacks.
@@ -133,8 +141,9 @@ fn jobs_of(flow: &NewFlow) -> impl Iterator<Item = &ValidJob> {
     flow.members.iter().map(|member| &member.job).chain(&flow.callbacks)
 }
 
-/// Checks that the caller may enqueue every job of the flow.
-fn check_caller(caller: &Caller, flow: &NewFlow) -> ApiResult<()> {
+/// Checks that the caller may enqueue every job of the flow. As for a job, the key of a token that covers only some
+/// queues is in a namespace.
+fn for_caller(flow: NewFlow, caller: &Caller) -> ApiResult<NewFlow> {
     for NewMember { job, task, .. } in &flow.members {
         let name = task.as_deref().unwrap_or(job.kind());
         caller.may_use(job.queue()).map_err(|problem| problem.at(format_args!("task `{name}`")))?;
@@ -142,13 +151,16 @@ fn check_caller(caller: &Caller, flow: &NewFlow) -> ApiResult<()> {
     for job in &flow.callbacks {
         caller.may_use(job.queue()).map_err(|problem| problem.at("callback"))?;
     }
-    if flow.members.is_empty() && caller.queues().is_some() {
+    if caller.queues().is_none() {
+        return Ok(flow);
+    }
+    if flow.members.is_empty() {
         return Err(Problem::new(
             Slug::Forbidden,
             "tasks: the flow has none, and a token that covers only some queues cannot use such a flow; add one task",
         ));
     }
-    Ok(())
+    Ok(flow.with_key_in_namespace()?)
 }
 
 /// The flow with an id that the caller chose, if it exists.
@@ -356,7 +368,10 @@ pub(super) async fn add(
     let body: AddJobsBody = parse_object(Subject::Body, &bytes)?;
     find(&server, &caller, id).await?;
     let mut jobs = body.into_jobs(&server, trace.as_deref()).await?;
-    if let Some(key) = idempotency_key {
+    if let Some(mut key) = idempotency_key {
+        if let (Some(_), Some(first)) = (caller.queues(), jobs.first()) {
+            key = in_namespace("Idempotency-Key", first.queue_name(), &key)?;
+        }
         let numbered = jobs.into_iter().zip(0..);
         jobs = numbered.map(|(job, nth)| job.id(part_id(id, &key, &bytes, nth))).collect();
     }

@@ -17,10 +17,12 @@ use super::auth::{Caller, Credential};
 use super::enqueue::{check_size, parse_when};
 use super::extract::{Body, JobIdPath, OptionalBody, Query, clamped, duration, nullable, refuse_nul};
 use super::problem::{ApiResult, Problem, ProblemBody};
+use super::returned::ReturnedJob;
 use super::schemas::{JobSchema, StatusSchema};
 use super::waiting_calls::retry_after;
 use crate::client::Cancelled;
 use crate::enqueue::Edit;
+use crate::error::Error;
 use crate::job::{JobId, JobRecord, Status};
 use crate::store::{ListFilter, Page, Payloads, Scope};
 
@@ -196,9 +198,10 @@ pub(super) struct ListQuery {
     ended_after: Option<DateTime<Utc>>,
     /// Only jobs that ended before this time.
     ended_before: Option<DateTime<Utc>>,
-    /// Only jobs with this idempotency key.
+    /// Only the job with this idempotency key. With `queue`, also the one whose key belongs to this queue, because a token
+    /// that is limited to queues has enqueued it.
     idempotency_key: Option<String>,
-    /// Only unfinished jobs with this unique key.
+    /// Only the unfinished job with this unique key. With `queue`, also the one whose key belongs to this queue.
     unique_key: Option<String>,
     /// The page size, clamped to 1 to 200. 50 by default.
     #[param(inline, value_type = Option<super::schemas::AnyInteger>)]
@@ -379,7 +382,7 @@ pub(super) async fn cancel(
     params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
     request_body(content = Option<EditRequest>, example = json!({ "priority": 10 })),
     responses(
-        (status = 200, description = "The job after the change.", body = JobSchema),
+        (status = 200, description = "The job after the change.", body = ReturnedJob),
         (status = 404, description = "There is no such job.", body = ProblemBody),
         (status = 409, description = "The job is running, or another job has its unique key.",
          body = ProblemBody),
@@ -393,13 +396,29 @@ pub(super) async fn retry(
     caller: Caller,
     JobIdPath(id): JobIdPath,
     OptionalBody(body): OptionalBody<EditRequest>,
-) -> ApiResult<Json<JobRecord>> {
+) -> ApiResult<Json<ReturnedJob>> {
     check_access(&server, &caller, id).await?;
-    match body.into_edit()? {
-        Some(edit) => server.client.retry_with(id, edit).await?,
-        None => server.client.retry(id).await?,
+    let done = match body.into_edit()? {
+        Some(edit) => server.client.retry_with(id, edit).await,
+        None => server.client.retry(id).await,
+    };
+    if let Err(error) = done {
+        return Err(refusal(&server, &caller, id, error).await);
     }
-    Ok(Json(server.client.get(id).await?))
+    ReturnedJob::changed(&server, &caller, id).await.map(Json)
+}
+
+/// Why a job does not wait again. Does not name a job of a queue that the caller's token does not cover.
+pub(super) async fn refusal(server: &Server, caller: &Caller, id: JobId, error: Error) -> Problem {
+    match (error.other_job(), error.status()) {
+        (Some(other), Some(status)) if check_access(server, caller, other).await.is_err() => {
+            let message = format!(
+                "job {id}: its unique key belongs to a job of another queue; wait for that job to end"
+            );
+            Error::conflict(message).with_status(status).into()
+        }
+        _ => error.into(),
+    }
 }
 
 /// Changes to a job. Absent fields stay as they are.
@@ -451,7 +470,7 @@ impl EditRequest {
     params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
     request_body(content = EditRequest, example = json!({ "priority": 10 })),
     responses(
-        (status = 200, description = "The job after the change.", body = JobSchema),
+        (status = 200, description = "The job after the change.", body = ReturnedJob),
         (status = 404, description = "There is no such job.", body = ProblemBody),
         (status = 409, description = "The job is not waiting.", body = ProblemBody),
         (status = 413, description = "The body or the payload is too large.", body = ProblemBody),
@@ -464,11 +483,11 @@ pub(super) async fn edit(
     caller: Caller,
     JobIdPath(id): JobIdPath,
     Body(body): Body<EditRequest>,
-) -> ApiResult<Json<JobRecord>> {
+) -> ApiResult<Json<ReturnedJob>> {
     let job = server.client.get(id).await?;
     caller.may_access(&job.queue)?;
     server.client.edit(id, body.into_edit()?.unwrap_or_default()).await?;
-    Ok(Json(server.client.get(id).await?))
+    ReturnedJob::changed(&server, &caller, id).await.map(Json)
 }
 
 /// Deletes a finished job and its history.

@@ -52,6 +52,7 @@ mod operations;
 pub(crate) mod problem;
 mod refusals;
 mod request_metrics;
+mod returned;
 pub(crate) mod route_table;
 mod schemas;
 mod serve;

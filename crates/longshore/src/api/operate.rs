@@ -2,7 +2,6 @@
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -13,12 +12,13 @@ use super::auth::Caller;
 use super::extract::{
     Body, JobIdPath, NamePath, OptionalBody, Query, check_range, clamped, duration, refuse_nul,
 };
-use super::jobs::{check_access, page_response, page_size, payloads, skipped};
+use super::jobs::{check_access, page_response, page_size, payloads, refusal, skipped};
 use super::problem::{ApiResult, Problem, ProblemBody};
+use super::returned::ReturnedJob;
 use super::schemas::{JobSchema, QueueSchema, WorkerSchema};
 use crate::client::Redriven;
 use crate::enqueue::check_labels;
-use crate::job::{JobId, JobRecord, Status};
+use crate::job::{JobId, Status};
 use crate::lifecycle::Interruption;
 use crate::recovery::{SweepMode, SweepReport};
 use crate::store::{DeadFilter, ListFilter, QueueRecord, SweepScope, WorkerRecord};
@@ -366,7 +366,7 @@ pub(super) async fn redrive_all(
     tag = "dead letters",
     params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
     responses(
-        (status = 200, description = "The job after the change.", body = JobSchema),
+        (status = 200, description = "The job after the change.", body = ReturnedJob),
         (status = 404, description = "There is no such job.", body = ProblemBody),
         (status = 409, description = "The job is not a dead letter.", body = ProblemBody),
     ),
@@ -375,8 +375,10 @@ pub(super) async fn redrive(
     State(server): State<Server>,
     caller: Caller,
     JobIdPath(id): JobIdPath,
-) -> ApiResult<(StatusCode, Json<JobRecord>)> {
+) -> ApiResult<Json<ReturnedJob>> {
     check_access(&server, &caller, id).await?;
-    server.client.redrive(id).await?;
-    Ok((StatusCode::OK, Json(server.client.get(id).await?)))
+    if let Err(error) = server.client.redrive(id).await {
+        return Err(refusal(&server, &caller, id, error).await);
+    }
+    ReturnedJob::changed(&server, &caller, id).await.map(Json)
 }

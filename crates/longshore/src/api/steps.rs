@@ -12,6 +12,7 @@ use super::Server;
 use super::auth::Caller;
 use super::extract::{Body, JobIdPath, NamePath};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use super::returned::may_read;
 use crate::store::{Emitted, EventRecord, StepRecord, StepState};
 
 /// An event to emit.
@@ -32,14 +33,16 @@ pub(super) struct NewEventBody {
 #[schema(as = Event)]
 pub(super) struct EventBody {
     name: String,
-    #[schema(value_type = serde_json::Value)]
-    payload: Box<RawValue>,
+    /// Absent if a token without the scope `read` emits an event that exists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, value_type = Option<serde_json::Value>)]
+    payload: Option<Box<RawValue>>,
     emitted_at: DateTime<Utc>,
 }
 
 impl From<EventRecord> for EventBody {
     fn from(event: EventRecord) -> Self {
-        EventBody { name: event.name, payload: event.payload, emitted_at: event.emitted_at }
+        EventBody { name: event.name, payload: Some(event.payload), emitted_at: event.emitted_at }
     }
 }
 
@@ -67,11 +70,14 @@ pub(super) async fn emit(
 ) -> ApiResult<(StatusCode, Json<EventBody>)> {
     caller.may_use_all()?;
     let emitted = server.client.emit(&body.name, &body.payload).await?;
-    let status = match emitted {
-        Emitted::First => StatusCode::CREATED,
-        Emitted::Repeated => StatusCode::OK,
-    };
-    Ok((status, Json(find(&server, &body.name).await?)))
+    let event = find(&server, &body.name).await?;
+    Ok(match emitted {
+        Emitted::First => (StatusCode::CREATED, Json(event)),
+        Emitted::Repeated => (
+            StatusCode::OK,
+            Json(EventBody { payload: event.payload.filter(|_| may_read(&caller)), ..event }),
+        ),
+    })
 }
 
 /// Returns an event.

@@ -216,7 +216,8 @@ impl Client {
                     return Err(Error::conflict(format!(
                         "job {id}: its unique key belongs to job {holder}; cancel that job, or wait for it to end"
                     ))
-                    .with_status(state.status()));
+                    .with_status(state.status())
+                    .because_of(holder));
                 }
             }
         }

@@ -300,6 +300,10 @@ fn facts(frame: &Frame, loaded: &OneJob) -> Markup {
     let newest = job.errors.iter().max_by_key(|attempt| (attempt.ended_at, attempt.lease_no));
     let is_retried = timeline::was_retried(job, newest);
     let jobs_with = |name: &str, value: &str| Params::default().with(name, value).url(&frame.url("/ui/jobs"));
+    // With the queue, because the key may be in the namespace of the queue.
+    let jobs_with_key = |name: &str, key: &str| {
+        Params::default().with(name, key).with("queue", &job.queue).url(&frame.url("/ui/jobs"))
+    };
     html! {
         section .panel {
             dl #facts .facts {
@@ -328,8 +332,8 @@ fn facts(frame: &Frame, loaded: &OneJob) -> Markup {
                         (format::number(children.members)) @if children.open > 0 { ", " (format::number(children.open)) " open" }
                     } }
                 }
-                @if let Some(key) = &job.unique_key { dt { "Unique key" } dd { a .quiet href=(jobs_with("unique_key", key)) { (key) } } }
-                @if let Some(key) = &job.idempotency_key { dt { "Idempotency key" } dd { a .quiet href=(jobs_with("idempotency_key", key)) { (key) } } }
+                @if let Some(key) = &job.unique_key { dt { "Unique key" } dd { a .quiet href=(jobs_with_key("unique_key", key)) { (key) } } }
+                @if let Some(key) = &job.idempotency_key { dt { "Idempotency key" } dd { a .quiet href=(jobs_with_key("idempotency_key", key)) { (key) } } }
                 @if !job.tags.is_empty() { dt { "Tags" } dd { @for tag in &job.tags { a .tag href=(jobs_with("tag", tag)) { (tag) } " " } } }
                 @if !job.flags.is_empty() { dt { "Flags" } dd { @for flag in &job.flags { span .tag { (flag) } " " } } }
                 @if let Some(url) = same_error(frame, job) { dt { "Same error" } dd { a .quiet href=(url) { "all its jobs" } } }

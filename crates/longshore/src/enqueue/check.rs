@@ -5,6 +5,7 @@ use chrono::Datelike;
 
 use super::Options;
 use crate::error::{Error, Result};
+use crate::keys::check_reserved;
 use crate::lifecycle::When;
 use crate::retry::MAX_DELAY;
 use crate::store::{ALL_QUEUES, FLOW_EVENT};
@@ -67,6 +68,12 @@ pub(crate) fn check_text(field: &'static str, text: &str, limit: usize) -> Resul
         return Err(Error::invalid(field, format!("{field}: is empty; use 1 to {limit} bytes")));
     }
     check_long_text(field, text, limit)
+}
+
+/// Checks an idempotency key or a unique key as a caller wrote it.
+pub(crate) fn check_key(field: &'static str, key: &str) -> Result<()> {
+    check_text(field, key, MAX_KEY)?;
+    check_reserved(field, key)
 }
 
 fn check_long_text(field: &'static str, text: &str, limit: usize) -> Result<()> {
@@ -214,7 +221,9 @@ mod tests {
         assert_eq!(refused(job().idempotency_key("")), "idempotency_key");
         assert_eq!(refused(job().idempotency_key(key.as_str())), "idempotency_key");
         assert_eq!(refused(job().idempotency_key("cron:nightly")), "idempotency_key");
+        assert_eq!(refused(job().idempotency_key("\u{1f}4:mailk")), "idempotency_key");
         assert_eq!(refused(job().unique_key("", UniqueMode::Dedupe)), "unique_key");
+        assert_eq!(refused(job().unique_key("\u{1f}4:mailk", UniqueMode::Dedupe)), "unique_key");
         assert_eq!(refused(job().unique_key(key.as_str(), UniqueMode::Dedupe)), "unique_key");
         assert_eq!(refused(job().timeout(Some(Duration::ZERO))), "timeout");
         assert_eq!(refused(job().flags([""])), "flags");

@@ -21,8 +21,10 @@ mod held_keys;
 pub(crate) mod lanes;
 mod new_job;
 
+#[cfg(feature = "api")]
+pub(crate) use check::check_text;
 pub use check::{MAX_DEPTH, MAX_KEY, MAX_NAME, MAX_PAYLOAD};
-pub(crate) use check::{check_event, check_json, check_labels, check_name, check_queue, check_text};
+pub(crate) use check::{check_event, check_json, check_key, check_labels, check_name, check_queue};
 pub use edit::Edit;
 pub(crate) use edit::ValidEdit;
 pub(crate) use new_job::Options;

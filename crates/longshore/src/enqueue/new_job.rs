@@ -8,12 +8,12 @@ use serde_json::value::RawValue;
 
 use super::EnqueuedAs;
 use super::check::{
-    MAX_ATTEMPTS_LIMIT, MAX_KEY, MAX_PAYLOAD, check_json, check_labels, check_name, check_options,
-    check_queue, check_text, check_when,
+    MAX_ATTEMPTS_LIMIT, MAX_PAYLOAD, check_json, check_key, check_labels, check_name, check_options,
+    check_queue, check_when,
 };
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, Status};
-use crate::keys::TICK_PREFIX;
+use crate::keys::{self, TICK_PREFIX};
 use crate::lifecycle::When;
 use crate::retry::{MAX_DELAY, RetryPolicy};
 use crate::store::millis;
@@ -110,6 +110,12 @@ impl NewJob {
     /// The kind of the job.
     pub(crate) fn kind(&self) -> &str {
         &self.kind
+    }
+
+    /// The queue of the job.
+    #[cfg(feature = "api")]
+    pub(crate) fn queue_name(&self) -> &str {
+        &self.queue
     }
 
     /// Sets the queue; `default` by default.
@@ -270,7 +276,7 @@ impl NewJob {
         };
         check_when(&self.when)?;
         if let Some(key) = &self.idempotency_key {
-            check_text("idempotency_key", key, MAX_KEY)?;
+            check_key("idempotency_key", key)?;
             if key.starts_with(TICK_PREFIX) {
                 return Err(Error::invalid(
                     "idempotency_key",
@@ -281,7 +287,7 @@ impl NewJob {
             }
         }
         if let Some((key, _)) = &self.unique {
-            check_text("unique_key", key, MAX_KEY)?;
+            check_key("unique_key", key)?;
         }
         if let Some(timeout) = self.timeout
             && !(Duration::from_millis(1)..=MAX_DELAY).contains(&timeout)
@@ -339,6 +345,7 @@ pub struct ValidJob {
     pub(crate) priority: i16,
     pub(crate) max_attempts: u16,
     pub(crate) when: When,
+    /// In its stored form, as the unique key.
     pub(crate) idempotency_key: Option<String>,
     pub(crate) unique: Option<(String, UniqueMode)>,
     pub(crate) timeout: Option<Duration>,
@@ -348,6 +355,18 @@ pub struct ValidJob {
 }
 
 impl ValidJob {
+    /// Puts its keys into the namespace of its queue, for a caller who may use only some queues.
+    #[cfg(feature = "api")]
+    pub(crate) fn with_keys_in_namespace(mut self) -> Result<Self> {
+        if let Some(key) = &mut self.idempotency_key {
+            *key = keys::in_namespace("idempotency_key", &self.queue, key)?;
+        }
+        if let Some((key, _)) = &mut self.unique {
+            *key = keys::in_namespace("unique_key", &self.queue, key)?;
+        }
+        Ok(self)
+    }
+
     /// The id of the job.
     pub fn id(&self) -> JobId {
         self.id
@@ -393,8 +412,8 @@ impl ValidJob {
             locked_by: None,
             locked_by_name: None,
             cancel_requested: false,
-            idempotency_key: self.idempotency_key,
-            unique_key: self.unique.map(|(key, _)| key),
+            idempotency_key: self.idempotency_key.map(keys::as_written),
+            unique_key: self.unique.map(|(key, _)| keys::as_written(key)),
             group: self.group,
             flow: None,
             task: None,

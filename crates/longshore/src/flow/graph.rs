@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{Condition, MAX_LINKS, MAX_TASKS};
-use crate::enqueue::{MAX_KEY, NewJob, ValidJob, check_name, check_text};
+use crate::enqueue::{NewJob, ValidJob, check_key, check_name};
 use crate::error::{Error, Result};
 use crate::job::FlowId;
 use crate::retry::MAX_DELAY;
@@ -224,7 +224,7 @@ impl Flow {
     pub fn validate(self) -> Result<NewFlow> {
         check_name("name", &self.name)?;
         if let Some(key) = &self.key {
-            check_text("idempotency_key", key, MAX_KEY)?;
+            check_key("idempotency_key", key)?;
         }
         if let Some(deadline) = self.deadline
             && !(Duration::from_millis(1)..=MAX_DELAY).contains(&deadline)

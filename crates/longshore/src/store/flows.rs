@@ -10,8 +10,12 @@ use uuid::Uuid;
 use super::Lease;
 use crate::enqueue::ValidJob;
 use crate::error::Error;
+#[cfg(feature = "api")]
+use crate::error::Result;
 use crate::flow::Condition;
 use crate::job::{FlowId, JobId, Outcome, Status, WorkerId};
+#[cfg(feature = "api")]
+use crate::keys::in_namespace;
 
 /// The prefix of the events that end a join. Callers cannot emit events with it.
 pub(crate) const FLOW_EVENT: &str = "flow-ended:";
@@ -26,6 +30,7 @@ pub(crate) fn flow_event(flow: FlowId) -> String {
 pub struct NewFlow {
     pub(crate) id: FlowId,
     pub(crate) name: String,
+    /// In its stored form.
     pub(crate) key: Option<String>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) is_sealed: bool,
@@ -36,6 +41,15 @@ pub struct NewFlow {
 }
 
 impl NewFlow {
+    /// Puts its key into the namespace of the queue of its first task, for a caller who may use only some queues.
+    #[cfg(feature = "api")]
+    pub(crate) fn with_key_in_namespace(mut self) -> Result<Self> {
+        if let (Some(key), Some(first)) = (&mut self.key, self.members.first()) {
+            *key = in_namespace("idempotency_key", first.job.queue(), key)?;
+        }
+        Ok(self)
+    }
+
     /// The members that wait for nothing else.
     pub(crate) fn startable(&self) -> impl Iterator<Item = &ValidJob> {
         self.members.iter().filter(|member| !member.is_held).map(|member| &member.job)

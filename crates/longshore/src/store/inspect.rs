@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::failure::Fingerprint;
 use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, Status};
+use crate::keys::stored_forms;
 
 /// A short summary of a job, without its payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -55,9 +56,10 @@ pub struct ListFilter {
     pub failure: Option<Fingerprint>,
     /// Jobs whose ids match.
     pub id: Option<IdPattern>,
-    /// The job with this idempotency key, its own or that of a request merged into it.
+    /// The job with this idempotency key, its own or that of a request merged into it. With a queue, also the one with
+    /// this key in the namespace of the queue.
     pub idempotency_key: Option<String>,
-    /// The live job with this unique key.
+    /// The live job with this unique key. With a queue, also the one with this key in the namespace of the queue.
     pub unique_key: Option<String>,
     /// Jobs created before this instant. The time is taken from the job's id and has
     /// millisecond precision.
@@ -210,6 +212,23 @@ impl ListFilter {
             && (self.unique_key.is_none() || (job.unique_key == self.unique_key && job.finished_at.is_none()))
             && before.is_none_or(|before| job.id.0 < before)
             && from.is_none_or(|from| job.id.0 >= from)
+    }
+
+    /// The page of the jobs that a key has led to, newest first.
+    pub(crate) fn page_by_key(&self, mut jobs: Vec<JobRecord>) -> Page {
+        jobs.retain(|job| self.selects(job));
+        jobs.drain(..jobs.len().min(self.offset as usize));
+        let has_more = jobs.len() > self.page_size() as usize;
+        jobs.truncate(self.page_size() as usize);
+        let next = jobs.last().filter(|_| has_more).map(|job| job.id);
+        Page { jobs, next, next_offset: 0 }
+    }
+
+    /// The key that the list looks for, in the forms in which it may be stored; `None` if it looks for no key. An
+    /// idempotency key comes before a unique key.
+    pub(crate) fn stored_keys(&self) -> Option<Vec<String>> {
+        let key = self.idempotency_key.as_ref().or(self.unique_key.as_ref())?;
+        Some(stored_forms(key, self.queue.as_deref()))
     }
 
     /// Whether the tallies can say that no finished job has this queue and kind, so that a

@@ -218,6 +218,8 @@ async fn the_sql_enqueue_has_the_same_limits_as_the_library(fixture: Fixture) {
             "idempotency_key => 'cron:a:2031-05-06T07:20:00Z'".into(),
             mail().idempotency_key("cron:a:2031-05-06T07:20:00Z"),
         ),
+        ("idempotency_key => chr(31) || '4:mailk'".into(), mail().idempotency_key("\u{1f}4:mailk")),
+        ("unique_key => chr(31) || '4:mailk'".into(), mail().unique_key("\u{1f}4:mailk", UniqueMode::Dedupe)),
         (options("{}"), mail()),
         (option("retry", r#"{"policy":"list","delays_ms":[]}"#), mail().retry(RetryPolicy::list([]))),
         (

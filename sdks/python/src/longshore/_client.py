@@ -145,7 +145,10 @@ class Client:
         return await self.send(operations.cancel(id))
 
     async def retry(self, id: JobId, **edit: Any) -> _wire.Job:
-        """Runs a finished job again. `payload`, `priority`, `delay_seconds` and `run_at` change it first."""
+        """Runs a finished job again. `payload`, `priority`, `delay_seconds` and `run_at` change it first.
+
+        With a token without the scope `read`, the result has only `id` and `status`.
+        """
         return await self.send(operations.retry(id, edit))
 
     async def delete(self, id: JobId) -> None:
@@ -163,6 +166,10 @@ class Client:
         return await self.send(operations.emit(name, payload))
 
     async def start_flow(self, flow: Flow) -> _wire.Flow:
+        """Enqueues a flow. A flow with the same key or id is returned unchanged.
+
+        With a token without the scope `read`, the result for a flow that existed has only `id` and `status`.
+        """
         return await self.send(operations.start_flow(flow))
 
     async def get_flow(self, id: JobId) -> _wire.Flow:

@@ -156,11 +156,14 @@ class EndedChild(TypedDict):
     task: Union[str, None]
 
 
-class Event(TypedDict):
-    """An event."""
-
+class _EventRequired(TypedDict):
     emitted_at: str
     name: str
+
+
+class Event(_EventRequired, total=False):
+    """An event."""
+
     payload: Any
 
 
@@ -245,6 +248,14 @@ class FlowLink(TypedDict):
     id: str
     met: Union[bool, None]
     task: Union[str, None]
+
+
+class FlowReference(TypedDict):
+    """What a token without the scope `read` gets instead of a flow that existed before."""
+
+    enqueued_as: EnqueuedAs
+    id: str
+    status: FlowStatus
 
 
 class FlowTask(TypedDict):
@@ -396,6 +407,17 @@ class JobFilter(TypedDict, total=False):
     status: list[Status]
     tag: Union[str, None]
     unique_key: Union[str, None]
+
+
+class _JobReferenceRequired(TypedDict):
+    id: str
+    status: Status
+
+
+class JobReference(_JobReferenceRequired, total=False):
+    """What a token without the scope `read` gets instead of a job that existed before."""
+
+    enqueued_as: EnqueuedAs
 
 
 class _JoinRequestRequired(TypedDict):
@@ -1094,6 +1116,10 @@ Outcome = Literal["succeeded", "failed_permanent", "cancelled"]
 ReportResult = Literal["stored", "lease_lost", "rejected", "unavailable"]
 
 Retry = Union[RetryJitter, RetryExponential, RetryFixed, RetryList, RetryNone]
+
+ReturnedFlow = Union[Flow, FlowReference]
+
+ReturnedJob = Union[Job, JobReference]
 
 SettleResult = Literal["stored", "lease_lost"]
 

@@ -14,6 +14,7 @@ use super::tx::{Query, Sql, Tx};
 use crate::enqueue::ValidJob;
 use crate::flow::{Condition, MAX_MEMBERS};
 use crate::job::{FlowId, JobId, Outcome, Status};
+use crate::keys::as_written;
 use crate::lifecycle::When;
 use crate::store::{
     Added, Fenced, FlowFilter, FlowRecord, Lease, LinkRecord, NewChildren, NewFlow, NewLink, NewMember,
@@ -324,7 +325,7 @@ fn flow_record(row: &PgRow) -> Sql<FlowRecord> {
         failed: failed as u64,
         sealed: row.try_get("sealed")?,
         cancelled,
-        idempotency_key: row.try_get("key")?,
+        idempotency_key: row.try_get::<Option<String>, _>("key")?.map(as_written),
         created_at: row.try_get("created_at")?,
         deadline: row.try_get("deadline")?,
         ended_at,

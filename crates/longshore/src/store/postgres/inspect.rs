@@ -14,6 +14,7 @@ use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::id_pattern::IdPattern;
 use crate::job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, Outcome, Status, WorkerId};
+use crate::keys::as_written;
 use crate::store::{
     FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search,
     Searched, Step, Walk, Walked, merge,
@@ -123,8 +124,8 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         locked_by: None,
         locked_by_name: None,
         cancel_requested: false,
-        idempotency_key: row.try_get(8)?,
-        unique_key: row.try_get(9)?,
+        idempotency_key: row.try_get::<Option<String>, _>(8)?.map(as_written),
+        unique_key: row.try_get::<Option<String>, _>(9)?.map(as_written),
         group: row.try_get(38)?,
         flow: row.try_get::<Option<Uuid>, _>(39)?.map(FlowId),
         task: row.try_get(40)?,
@@ -220,53 +221,51 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     // matched.
     let mut transaction = tx.begin_snapshot().await?;
     let tx = &mut transaction.tx();
-    let is_by_key = filter.idempotency_key.is_some() || filter.unique_key.is_some();
-    let found = if is_by_key {
-        by_key(tx, filter).await?
-    } else {
-        let mut searched = Vec::new();
-        for filter in filter.searches() {
-            searched.push(search(tx, &filter).await?);
+    let keys = filter.stored_keys();
+    let found = match &keys {
+        Some(keys) => by_key(tx, filter, keys).await?,
+        None => {
+            let mut searched = Vec::new();
+            for filter in filter.searches() {
+                searched.push(search(tx, &filter).await?);
+            }
+            merge(filter, searched)
         }
-        merge(filter, searched)
     };
     let ids: Vec<Uuid> = found.ids.iter().map(|id| id.0).collect();
     let text =
         small_only(filter.payloads).replace("{from}", "unnest($1::uuid[]) as e(id)") + " order by e.id desc";
     let rows = sqlx::query(AssertSqlSafe(tx.fill(&text))).bind(ids).fetch_all(&mut *tx.connection).await?;
-    let (mut jobs, end) = bounded(tx, &rows, filter.payloads).await?;
+    let (jobs, end) = bounded(tx, &rows, filter.payloads).await?;
     transaction.commit().await?;
-    if is_by_key {
-        jobs.retain(|job| filter.selects(job));
-        jobs.drain(..jobs.len().min(filter.offset as usize));
-    }
-    if let Some(end) = end {
-        return Ok(Page { jobs, next: Some(end), next_offset: 0 });
-    }
-    Ok(Page { jobs, next: found.next, next_offset: found.next_offset })
+    let page = match keys {
+        Some(_) => filter.page_by_key(jobs),
+        None => Page { jobs, next: found.next, next_offset: found.next_offset },
+    };
+    Ok(match end {
+        Some(end) => Page { next: Some(end), next_offset: 0, ..page },
+        None => page,
+    })
 }
 
 const BY_IDEMPOTENCY_KEY: &str = "
     select id
       from longshore.jobs
-     where idempotency_key = $1
+     where idempotency_key = any($1::text[])
      union all
     select job
       from longshore.merged_requests
-     where idempotency_key = $1";
+     where idempotency_key = any($1::text[])";
 
 const BY_UNIQUE_KEY: &str = "
     select job
       from longshore.keys
-     where key = $1";
+     where key = any($1::text[])";
 
-/// The job of a key. The other conditions are tested on its record.
-async fn by_key(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
-    let (text, key) = match &filter.idempotency_key {
-        Some(key) => (BY_IDEMPOTENCY_KEY, Some(key)),
-        None => (BY_UNIQUE_KEY, filter.unique_key.as_ref()),
-    };
-    let ids: Vec<Uuid> = sqlx::query_scalar(tx.sql(text)).bind(key).fetch_all(&mut *tx.connection).await?;
+/// The jobs of a key. The other conditions are tested on their records.
+async fn by_key(tx: &mut Tx<'_>, filter: &ListFilter, keys: &[String]) -> Sql<Found> {
+    let text = if filter.idempotency_key.is_some() { BY_IDEMPOTENCY_KEY } else { BY_UNIQUE_KEY };
+    let ids: Vec<Uuid> = sqlx::query_scalar(tx.sql(text)).bind(keys).fetch_all(&mut *tx.connection).await?;
     Ok(Found { ids: ids.into_iter().map(JobId).collect(), next: None, next_offset: 0 })
 }
 

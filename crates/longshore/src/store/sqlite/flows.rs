@@ -7,6 +7,7 @@ use super::steps::save_steps;
 use super::tx::{Columns, Sql, Tx, micros};
 use crate::flow::MAX_MEMBERS;
 use crate::job::{FlowId, JobId, Status};
+use crate::keys::as_written;
 use crate::store::{
     Added, FlowFilter, FlowRecord, LinkRecord, NewChildren, NewFlow, NewLink, NewMember, NewStep,
     ParentRecord, PutFlow, Spawned, TaskRecord, flow_event,
@@ -238,7 +239,7 @@ fn flow_record(row: &Row<'_>) -> rusqlite::Result<FlowRecord> {
         failed: failed as u64,
         sealed: row.get("sealed")?,
         cancelled,
-        idempotency_key: row.get("key")?,
+        idempotency_key: row.get::<_, Option<String>>("key")?.map(as_written),
         created_at: row.time("created_at")?,
         deadline: row.maybe_time("deadline")?,
         ended_at,

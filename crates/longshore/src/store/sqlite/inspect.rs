@@ -14,6 +14,7 @@ use super::tx::{Columns, Sql, Tx, decoded};
 use crate::enqueue::Options;
 use crate::id_pattern::IdPattern;
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Status, WorkerId};
+use crate::keys::as_written;
 use crate::store::{
     FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search,
     Searched, Step, Walk, Walked, merge,
@@ -110,8 +111,8 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
             locked_by: row.get::<_, Option<[u8; 16]>>(19)?.map(|id| WorkerId(Uuid::from_bytes(id))),
             locked_by_name: row.get(26)?,
             cancel_requested: row.get(20)? || status == Status::Cancelled,
-            idempotency_key: row.get(6)?,
-            unique_key: row.get(7)?,
+            idempotency_key: row.get::<_, Option<String>>(6)?.map(as_written),
+            unique_key: row.get::<_, Option<String>>(7)?.map(as_written),
             group: row.get(27)?,
             flow: row.flow(28)?,
             task: row.get(29)?,
@@ -191,32 +192,37 @@ fn history(tx: &Tx<'_>, id: JobId) -> Sql<(Vec<AttemptRecord>, u32)> {
 }
 
 pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {
-    let is_by_key = filter.idempotency_key.is_some() || filter.unique_key.is_some();
-    let found = if is_by_key {
-        by_key(tx, filter)?
-    } else {
-        let searched = filter.searches().iter().map(|filter| search(tx, filter)).collect::<Sql<Vec<_>>>()?;
-        merge(filter, searched)
+    let keys = filter.stored_keys();
+    let found = match &keys {
+        Some(keys) => by_key(tx, filter, keys)?,
+        None => {
+            let searched =
+                filter.searches().iter().map(|filter| search(tx, filter)).collect::<Sql<Vec<_>>>()?;
+            merge(filter, searched)
+        }
     };
-    let mut page = PageBuilder::default();
+    let (mut page, mut end) = (PageBuilder::default(), None);
     for id in found.ids {
         if let Some(job) = record(tx, id, filter.payloads)?
             && !page.add(job)
         {
-            let next = page.last();
-            return Ok(Page { jobs: page.jobs(), next, next_offset: 0 });
+            end = page.last();
+            break;
         }
     }
-    let mut jobs = page.jobs();
-    if is_by_key {
-        jobs.retain(|job| filter.selects(job));
-        jobs.drain(..jobs.len().min(filter.offset as usize));
-    }
-    Ok(Page { jobs, next: found.next, next_offset: found.next_offset })
+    let jobs = page.jobs();
+    let page = match keys {
+        Some(_) => filter.page_by_key(jobs),
+        None => Page { jobs, next: found.next, next_offset: found.next_offset },
+    };
+    Ok(match end {
+        Some(end) => Page { next: Some(end), next_offset: 0, ..page },
+        None => page,
+    })
 }
 
-/// The job of a key. The other conditions are tested on its record.
-fn by_key(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
+/// The jobs of a key, newest first. The other conditions are tested on their records.
+fn by_key(tx: &Tx<'_>, filter: &ListFilter, keys: &[String]) -> Sql<Found> {
     const BY_IDEMPOTENCY_KEY: &str = "
         select id
           from jobs
@@ -229,11 +235,13 @@ fn by_key(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
         select job
           from keys
          where key = ?1";
-    let (text, key) = match &filter.idempotency_key {
-        Some(key) => (BY_IDEMPOTENCY_KEY, Some(key)),
-        None => (BY_UNIQUE_KEY, filter.unique_key.as_ref()),
-    };
-    Ok(Found { ids: tx.rows(text, [key], |row| row.job(0))?, next: None, next_offset: 0 })
+    let text = if filter.idempotency_key.is_some() { BY_IDEMPOTENCY_KEY } else { BY_UNIQUE_KEY };
+    let mut ids = Vec::new();
+    for key in keys {
+        ids.extend(tx.rows(text, [key], |row| row.job(0))?);
+    }
+    ids.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(Found { ids, next: None, next_offset: 0 })
 }
 
 fn search(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Searched> {

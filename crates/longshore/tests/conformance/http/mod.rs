@@ -1,5 +1,6 @@
 //! The HTTP API.
 
+mod access;
 mod auth;
 mod awaited_ends;
 mod bodies;
@@ -24,3 +25,4 @@ mod operations;
 mod requests;
 mod sessions;
 mod steps;
+mod token_keys;
