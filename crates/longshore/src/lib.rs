@@ -66,6 +66,8 @@
 pub mod api;
 #[cfg(feature = "builtin")]
 pub mod builtin;
+#[cfg(any(feature = "api", feature = "worker"))]
+mod catch_panic;
 mod client;
 #[cfg(feature = "cron")]
 pub mod cron;
