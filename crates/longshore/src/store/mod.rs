@@ -318,6 +318,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// is unknown. The cost does not depend on the number of workers and leases.
     async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>>;
 
+    /// Whether a worker holds a job of a queue that is not one of these. It may hold some after it has
+    /// changed its queues.
+    async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool>;
+
     /// Returns every live lease of a worker, ordered by job id, so that a worker can
     /// find what it holds after the reply to a claim was lost.
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>>;

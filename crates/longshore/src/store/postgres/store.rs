@@ -187,6 +187,13 @@ impl Store for PostgresStore {
         self.run_read(worker, |tx, worker| Box::pin(workers::registration(tx, *worker))).await
     }
 
+    async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool> {
+        self.run_read((worker, queues.to_vec()), |tx, (worker, queues)| {
+            Box::pin(workers::holds_outside(tx, *worker, queues))
+        })
+        .await
+    }
+
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
         self.run_read(worker, |tx, worker| Box::pin(workers::leases(tx, *worker))).await
     }

@@ -180,6 +180,11 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| workers::registration(tx, worker)).await
     }
 
+    async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool> {
+        let queues = queues.to_vec();
+        self.engine.read(move |tx| workers::holds_outside(tx, worker, &queues)).await
+    }
+
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
         self.engine.read(move |tx| workers::leases(tx, worker)).await
     }
