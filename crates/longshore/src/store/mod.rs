@@ -465,6 +465,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Lists up to `limit` members of a flow after `after`, ordered by id, with what they wait for.
     async fn tasks(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<TaskRecord>>;
 
+    /// Counts the members of a flow that belong to one of these queues.
+    async fn members_in(&self, flow: FlowId, queues: &[String]) -> Result<u64>;
+
     /// Returns the jobs that a job waited for, with their results.
     async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>>;
 

@@ -400,6 +400,17 @@ fn task_record(row: &PgRow) -> Sql<TaskRecord> {
 }
 
 const PARENTS: &str = "
+const MEMBERS_IN: &str = "
+    select count(*)
+      from longshore.jobs
+     where flow = $1
+       and queue = any($2)";
+
+pub(super) async fn members_in(tx: &mut Tx<'_>, flow: FlowId, queues: &[String]) -> Sql<u64> {
+    let members = sqlx::query_scalar::<_, i64>(tx.sql(MEMBERS_IN)).bind(flow.0).bind(queues.to_vec());
+    Ok(members.fetch_one(&mut *tx.connection).await? as u64)
+}
+
     select l.parent, j.task, f.outcome::text, f.result::text,
            case when f.outcome <> 'succeeded' then f.last_error end
       from longshore.links l

@@ -365,6 +365,13 @@ impl Store for PostgresStore {
         .await
     }
 
+    async fn members_in(&self, flow: FlowId, queues: &[String]) -> Result<u64> {
+        self.run_read((flow, queues.to_vec()), |tx, (flow, queues)| {
+            Box::pin(flows::members_in(tx, *flow, queues))
+        })
+        .await
+    }
+
     async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>> {
         self.run_read(id, |tx, id| Box::pin(flows::parents(tx, *id))).await
     }

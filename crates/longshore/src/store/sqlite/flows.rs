@@ -4,7 +4,7 @@ use rusqlite::{Row, params};
 
 use super::enqueue::insert_member;
 use super::steps::save_steps;
-use super::tx::{Columns, Sql, Tx, micros};
+use super::tx::{Columns, Sql, Tx, json_list, micros};
 use crate::flow::MAX_MEMBERS;
 use crate::job::{FlowId, JobId, Status};
 use crate::store::{
@@ -307,6 +307,17 @@ fn task_record(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
 }
 
 pub(super) fn parents(tx: &Tx<'_>, id: JobId) -> Sql<Vec<ParentRecord>> {
+pub(super) fn members_in(tx: &Tx<'_>, flow: FlowId, queues: &[String]) -> Sql<u64> {
+    const MEMBERS_IN: &str = "
+        select count(*)
+          from jobs
+         where flow = ?1
+           and queue in (select value from json_each(?2))";
+    let members =
+        tx.row(MEMBERS_IN, params![flow.0.as_bytes(), json_list(queues)?], |row| row.get::<_, u32>(0))?;
+    Ok(members.unwrap_or(0).into())
+}
+
     const PARENTS: &str = "
         select l.parent,
                j.task,

@@ -348,6 +348,11 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| flows::tasks(tx, flow, after, limit)).await
     }
 
+    async fn members_in(&self, flow: FlowId, queues: &[String]) -> Result<u64> {
+        let queues = queues.to_vec();
+        self.engine.read(move |tx| flows::members_in(tx, flow, &queues)).await
+    }
+
     async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>> {
         self.engine.read(move |tx| flows::parents(tx, id)).await
     }

@@ -4,6 +4,7 @@ use longshore::store::NewWorker;
 use longshore::{Context, Ending, Failure, Flow, JobId, NewJob, Scope, Status, task};
 use serde_json::{Value, json};
 
+use sqlx::Connection;
 use super::auth::{token, with_tokens_required};
 use super::client::HttpClient;
 use crate::fixture::*;
@@ -29,6 +30,11 @@ cases! {
 
 fn greet(name: &str) -> Value {
     json!({ "task": name, "kind": "greet", "payload": name })
+cases! {
+    only on postgres:
+    access_to_a_flow_is_checked_without_reading_its_tasks,
+}
+
 }
 
 fn greet_after(name: &str, after: Value) -> Value {
@@ -480,6 +486,22 @@ async fn a_token_limited_to_queues_uses_only_flows_of_its_queues(fixture: Fixtur
 
 async fn a_leased_job_names_its_flow(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
+async fn access_to_a_flow_is_checked_without_reading_its_tasks(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
+    let (_, limited) = token(&fixture, Scope::Read, Some(&["mail"])).await;
+    let limited = http.with_token(&limited);
+    let in_queue = |name: &str| task(name, job("greet").queue("mail"));
+    let flow = Flow::new("letters").task(in_queue("a")).task(in_queue("b").after("a"));
+    let flow = fixture.enqueue_flow(flow).await.expect("a flow");
+    let mut other = fixture.postgres().await;
+    let mut held = other.begin().await.expect("begin");
+    // Reading the tasks with their states and links would wait for these locks.
+    sqlx::raw_sql("lock table links, ready, finished").execute(&mut *held).await.expect("lock");
+    let found = limited.get(&format!("/flows/{}", flow.id)).await.expect_status(200).json();
+    assert_eq!(found["members"], 2);
+    held.rollback().await.expect("rollback");
+}
+
     let flow = create(&http, &diamond()).await;
     let leased = http.post("/leases", &json!({ "limit": 10 })).await.expect_status(200).json();
     assert_eq!(leased["jobs"].as_array().map(Vec::len), Some(1), "the others wait");
