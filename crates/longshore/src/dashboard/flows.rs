@@ -156,7 +156,7 @@ pub(super) async fn one(view: View, Path(id): Path<String>) -> ApiResult<Respons
     let blocked = match blocked(&flow, &tasks) {
         Some(task) => {
             let job = view.data.job(task).await?;
-            let explanation = view.data.explanation(&job).await?;
+            let explanation = view.data.explanation(view.caller.queues(), &job).await?;
             Some((job, explanation))
         }
         None => None,
