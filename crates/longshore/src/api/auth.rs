@@ -214,9 +214,9 @@ impl Guard {
         }
     }
 
-    /// Counts a login against the rate of its token.
-    pub(super) fn count_login(&self, token: &Arc<TokenRecord>) -> ApiResult<()> {
-        self.limiter.check_rate(&Caller::Token(token.clone()))
+    /// Counts a request to a route without a scope against the rate of its caller.
+    pub(super) fn count_request(&self, caller: &Caller) -> ApiResult<()> {
+        self.limiter.check_rate(caller)
     }
 
     /// Whether there is such a session. Lookups are limited, so made-up cookies cost little.

@@ -97,7 +97,7 @@ pub use stats::{Ahead, Count, Tallied};
 pub(crate) use steps::check_journal;
 pub(crate) use steps::journals_that_fit;
 pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, SavedWork, StepRecord, StepState};
-pub use tokens::{NewSession, NewToken, Scope, TokenRecord};
+pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord};
 pub use workers::{ALL_QUEUES, Beat, LiveLease, NewWorker, Registration, WorkerRecord};
 
 pub(crate) use claim::shared;
