@@ -194,11 +194,13 @@ async fn an_invalid_settle_or_lease_request_is_refused_by_field(fixture: Fixture
         "validation",
         "stale_after_seconds",
     );
-    http.post("/leases", &json!({ "wait_seconds": -1 })).await.expect_problem(
-        422,
-        "validation",
-        "wait_seconds",
-    );
+    for wait in [-1.0, 20.5, 32768.0, 1e300] {
+        http.post("/leases", &json!({ "wait_seconds": wait })).await.expect_problem(
+            422,
+            "validation",
+            "wait_seconds",
+        );
+    }
     http.send("DELETE", "/leases/seven", &[], "").await.expect_problem(400, "bad_request", "worker_id");
     assert_eq!(settle(&http, &worker_id, ended(&lease, "released", json!({}))).await, "stored");
 }
@@ -736,8 +738,6 @@ async fn a_worker_can_change_its_queues_and_kinds(fixture: Fixture) {
     held(&http.post("/leases", &request).await.expect_status(200));
 }
 
-async fn suspects_are_leased_one_at_a_time(fixture: Fixture) {
-    let http = HttpClient::new(&fixture);
 /// The worker of another token has changed its queues and still holds a job of the old one.
 async fn a_lease_of_a_worker_that_changed_its_queues_is_closed_to_limited_tokens(fixture: Fixture) {
     let (_, all) = token(&fixture, Scope::Work, None).await;
@@ -768,6 +768,8 @@ async fn a_lease_of_a_worker_that_changed_its_queues_is_closed_to_limited_tokens
     limited.post("/leases", &json!({ "worker_id": worker, "queues": ["mail"] })).await.expect_status(200);
 }
 
+async fn suspects_are_leased_one_at_a_time(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
     for _ in 0..2 {
         fixture.add(job("greet")).await;
     }
