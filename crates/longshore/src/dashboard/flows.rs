@@ -347,6 +347,7 @@ pub(super) mod tests {
             created_at: "2031-05-06T07:00:00Z".parse().unwrap(),
             deadline: None,
             ended_at: None,
+            is_of_children: false,
         }
     }
 

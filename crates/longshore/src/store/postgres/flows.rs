@@ -276,7 +276,7 @@ fn bind_lease<'q>(query: Query<'q>, lease: &Lease) -> Query<'q> {
 
 macro_rules! flow_columns {
     () => {
-        "id, name, members, open, failed, sealed, cancelled, key, created_at, deadline, ended_at"
+        "id, name, members, open, failed, sealed, cancelled, key, created_at, deadline, ended_at, owned"
     };
 }
 
@@ -328,6 +328,7 @@ fn flow_record(row: &PgRow) -> Sql<FlowRecord> {
         created_at: row.try_get("created_at")?,
         deadline: row.try_get("deadline")?,
         ended_at,
+        is_of_children: row.try_get("owned")?,
     })
 }
 
@@ -399,7 +400,6 @@ fn task_record(row: &PgRow) -> Sql<TaskRecord> {
     })
 }
 
-const PARENTS: &str = "
 const MEMBERS_IN: &str = "
     select count(*)
       from longshore.jobs
@@ -411,6 +411,7 @@ pub(super) async fn members_in(tx: &mut Tx<'_>, flow: FlowId, queues: &[String])
     Ok(members.fetch_one(&mut *tx.connection).await? as u64)
 }
 
+const PARENTS: &str = "
     select l.parent, j.task, f.outcome::text, f.result::text,
            case when f.outcome <> 'succeeded' then f.last_error end
       from longshore.links l

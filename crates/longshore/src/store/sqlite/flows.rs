@@ -199,7 +199,7 @@ pub(super) fn spawn(tx: &Tx<'_>, children: &NewChildren) -> Sql<Spawned> {
 
 macro_rules! flow_columns {
     () => {
-        "id, name, members, open, failed, sealed, cancelled, key, created_at, deadline, ended_at"
+        "id, name, members, open, failed, sealed, cancelled, key, created_at, deadline, ended_at, owned"
     };
 }
 
@@ -242,6 +242,7 @@ fn flow_record(row: &Row<'_>) -> rusqlite::Result<FlowRecord> {
         created_at: row.time("created_at")?,
         deadline: row.maybe_time("deadline")?,
         ended_at,
+        is_of_children: row.get("owned")?,
     })
 }
 
@@ -306,7 +307,6 @@ fn task_record(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
     })
 }
 
-pub(super) fn parents(tx: &Tx<'_>, id: JobId) -> Sql<Vec<ParentRecord>> {
 pub(super) fn members_in(tx: &Tx<'_>, flow: FlowId, queues: &[String]) -> Sql<u64> {
     const MEMBERS_IN: &str = "
         select count(*)
@@ -318,6 +318,7 @@ pub(super) fn members_in(tx: &Tx<'_>, flow: FlowId, queues: &[String]) -> Sql<u6
     Ok(members.unwrap_or(0).into())
 }
 
+pub(super) fn parents(tx: &Tx<'_>, id: JobId) -> Sql<Vec<ParentRecord>> {
     const PARENTS: &str = "
         select l.parent,
                j.task,
