@@ -98,6 +98,8 @@ pub mod lifecycle;
 pub mod nearest;
 #[cfg(any(feature = "api", feature = "builtin"))]
 mod network;
+#[cfg(any(feature = "builtin", feature = "sqlite"))]
+mod private_file;
 mod recovery;
 mod retry;
 #[doc(hidden)]
