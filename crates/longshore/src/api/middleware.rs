@@ -22,6 +22,7 @@ use tracing::Instrument;
 
 use super::bodies::{Bodies, BodyLimits, BodyReceiver};
 use super::problem::{ApiResult, Cause, Problem, Slug};
+use super::refusals;
 use super::request_metrics::RequestMetrics;
 use crate::catch_panic::CatchPanic;
 
@@ -169,7 +170,12 @@ impl RequestContext {
 /// Logs the cause of a server error, which the response does not contain.
 fn log_failure(response: &Response, request_id: &str, method: &Method, path: &str) {
     let status = response.status().as_u16();
-    match response.extensions().get::<Cause>() {
+    let cause = response.extensions().get::<Cause>();
+    let is_busy = cause.is_none_or(|error| error.is_overloaded());
+    if is_busy && response.status() == StatusCode::SERVICE_UNAVAILABLE {
+        return refusals::report_busy(request_id, method, path, status);
+    }
+    match cause {
         Some(error) if response.status() == StatusCode::SERVICE_UNAVAILABLE => {
             tracing::warn!(request_id, %method, path, error = %**error, "the database could not serve a request");
         }
@@ -298,6 +304,38 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
+
+    /// Counts the lines of a log.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<AtomicU64>);
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Lines {
+        fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+            if *event.metadata().level() <= tracing::Level::INFO {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    async fn busy() -> Problem {
+        Problem::new(Slug::Unavailable, "too many streams of this token wait already; try again later")
+    }
+
+    #[tokio::test]
+    async fn requests_that_are_refused_again_and_again_write_one_line() {
+        use tracing_subscriber::layer::SubscriberExt;
+        let lines = Lines::default();
+        let log = tracing_subscriber::registry().with(lines.clone());
+        let _log = tracing::subscriber::set_default(log);
+        let rules = RequestLayer::new(None, Duration::from_secs(60), BodyLimits::default());
+        let router = Router::new().route("/events", get(busy)).layer(rules);
+        for _ in 0..1000 {
+            let request = Request::get("/events").body(Body::empty()).unwrap();
+            assert_eq!(router.clone().oneshot(request).await.unwrap().status(), 503);
+        }
+        let lines = lines.0.load(Ordering::Relaxed);
+        assert!((1..=10).contains(&lines), "{lines} lines");
+    }
 
     async fn panicking() {
         panic!("the crane fell over");
