@@ -66,6 +66,8 @@
 pub mod api;
 #[cfg(feature = "builtin")]
 pub mod builtin;
+#[cfg(any(feature = "api", feature = "worker"))]
+mod catch_panic;
 mod client;
 #[cfg(feature = "cron")]
 pub mod cron;
@@ -96,6 +98,8 @@ pub mod lifecycle;
 pub mod nearest;
 #[cfg(any(feature = "api", feature = "builtin"))]
 mod network;
+#[cfg(any(feature = "builtin", feature = "sqlite"))]
+mod private_file;
 mod recovery;
 mod retry;
 #[doc(hidden)]

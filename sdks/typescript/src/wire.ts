@@ -1212,7 +1212,7 @@ export interface paths {
         put?: never;
         /**
          * Exchanges a token for a session: a cookie that browsers send with later requests. It lasts for seven days, and ends
-         *     earlier if the token expires or is revoked. Requests in a session that change something also need the header
+         *     earlier if the token expires or is revoked. A token has at most 100 sessions; one more ends the oldest. Requests in a session that change something also need the header
          *     `Longshore-Session: 1`.
          */
         post: operations["log_in"];

@@ -57,16 +57,19 @@ impl Caller {
     /// Refuses access to something that exists in this queue if the token does not
     /// cover the queue. Does not name the queue, which the caller may not know.
     pub(crate) fn may_access(&self, queue: &str) -> ApiResult<()> {
-        self.may_use(queue).map_err(|_| {
-            let queues = self.queues().unwrap_or_default().join(", ");
-            Problem::new(
-                Slug::Forbidden,
-                format!(
-                    "this token covers only the queues {queues}; the job, schedule or worker belongs to another \
-                     queue"
-                ),
-            )
-        })
+        self.may_use(queue).map_err(|_| self.refuse_access())
+    }
+
+    /// The refusal of something that belongs to a queue which the token does not cover.
+    pub(crate) fn refuse_access(&self) -> Problem {
+        let queues = self.queues().unwrap_or_default().join(", ");
+        Problem::new(
+            Slug::Forbidden,
+            format!(
+                "this token covers only the queues {queues}; the job, schedule or worker belongs to another \
+                 queue"
+            ),
+        )
     }
 
     /// Refuses a queue that the token does not cover.
@@ -195,9 +198,9 @@ impl Guard {
         }
     }
 
-    /// Counts a login against the rate of its token.
-    pub(super) fn count_login(&self, token: &Arc<TokenRecord>) -> ApiResult<()> {
-        self.limiter.check_rate(&Caller::Token(token.clone()))
+    /// Counts a request to a route without a scope against the rate of its caller.
+    pub(super) fn count_request(&self, caller: &Caller) -> ApiResult<()> {
+        self.limiter.check_rate(caller)
     }
 
     /// Whether there is such a session. Lookups are limited, so made-up cookies cost little.

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::extract::JobIdPath;
+use super::flows::is_covered;
 use super::problem::{ApiResult, ProblemBody};
 use super::schemas::StatusSchema;
 use crate::client::Client;
@@ -150,17 +151,23 @@ pub(super) async fn explain(
 ) -> ApiResult<Json<Explanation>> {
     let job = server.client.get(id).await?;
     caller.may_access(&job.queue)?;
-    Ok(Json(explain_job(&server.client, &job).await?))
+    Ok(Json(explain_job(&server.client, caller.queues(), &job).await?))
 }
 
-pub(crate) async fn explain_job(client: &Client, job: &JobRecord) -> Result<Explanation> {
+/// `queues` are those that the caller may see; `None` means all. The tasks of a flow with jobs of other queues
+/// are not named.
+pub(crate) async fn explain_job(
+    client: &Client,
+    queues: Option<&[String]>,
+    job: &JobRecord,
+) -> Result<Explanation> {
     match job.status {
         Status::Succeeded | Status::FailedPermanent | Status::Cancelled => {
             let cause = Cause::new(Reason::Finished, format!("it ended as {}", job.status));
             Ok(explanation(job, vec![cause.remedy("retry it to run it again")]))
         }
         Status::Running => explain_running(client, job).await,
-        Status::Queued | Status::Retrying => explain_waiting(client, job).await,
+        Status::Queued | Status::Retrying => explain_waiting(client, queues, job).await,
     }
 }
 
@@ -243,7 +250,11 @@ async fn sweep_effect(client: &Client, job: &JobRecord, worker: Option<&WorkerRe
 
 // ---- waiting jobs ----------------------------------------------------------
 
-async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation> {
+async fn explain_waiting(
+    client: &Client,
+    visible: Option<&[String]>,
+    job: &JobRecord,
+) -> Result<Explanation> {
     let now = client.now().await?;
     let is_due = job.run_at <= now;
     let due_at = (!is_due).then_some(job.run_at);
@@ -259,7 +270,7 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
         None => None,
     };
     let mut causes = needs_operator(job, queue, group.as_ref(), &workers, &eligible);
-    if let Some(message) = held(client, job).await? {
+    if let Some(message) = held(client, visible, job).await? {
         causes.insert(0, Cause::new(Reason::WaitsForTasks, message));
         return Ok(explanation(job, causes));
     }
@@ -410,15 +421,16 @@ fn no_worker(job: &JobRecord, workers: &[WorkerRecord], eligible: &EligibleWorke
 const NAMED_TASKS: usize = 5;
 
 /// What a held job waits for: other tasks of its flow, or the end of the flow that it is a callback of.
-/// `None` if the job is not held.
-async fn held(client: &Client, job: &JobRecord) -> Result<Option<String>> {
+/// `None` if the job is not held. A flow is named only if these queues have all of its jobs.
+async fn held(client: &Client, visible: Option<&[String]>, job: &JobRecord) -> Result<Option<String>> {
     if job.run_at < FAR_FUTURE {
         return Ok(None);
     }
     let Some(flow) = job.flow else {
         let awaited = client.awaited_flow(job.id).await?.filter(|flow| flow.0 != job.id.0);
         let Some(flow) = awaited else { return Ok(None) };
-        return Ok(Some(format!("it waits for the end of {}", named_flow(client, flow).await?)));
+        let flow = named_flow(client, visible, flow).await?;
+        return Ok(Some(format!("it waits for the end of {}", flow.as_deref().unwrap_or("a flow"))));
     };
     // The members after the id before this job's: the first of them is this job.
     let before = JobId(Uuid::from_u128(job.id.0.as_u128().saturating_sub(1)));
@@ -430,7 +442,9 @@ async fn held(client: &Client, job: &JobRecord) -> Result<Option<String>> {
         .filter(|link| link.met.is_none())
         .map(|link| format!("`{}`", link.task.unwrap_or_else(|| link.id.to_string())))
         .collect();
-    let flow = named_flow(client, flow).await?;
+    let Some(flow) = named_flow(client, visible, flow).await? else {
+        return Ok(Some("it waits for other tasks of its flow".into()));
+    };
     let tasks = match open.as_slice() {
         [] => {
             return Ok(Some(format!(
@@ -444,9 +458,11 @@ async fn held(client: &Client, job: &JobRecord) -> Result<Option<String>> {
     Ok(Some(format!("it waits for {tasks} of {flow}")))
 }
 
-/// A flow with its name and id.
-async fn named_flow(client: &Client, flow: FlowId) -> Result<String> {
-    Ok(format!("flow `{}` ({flow})", client.flow(flow).await?.name))
+/// A flow with its name and id; `None` if it has jobs of other queues than these.
+async fn named_flow(client: &Client, visible: Option<&[String]>, flow: FlowId) -> Result<Option<String>> {
+    let flow = client.flow(flow).await?;
+    let is_visible = is_covered(client, visible, &flow).await?;
+    Ok(is_visible.then(|| format!("flow `{}` ({})", flow.name, flow.id)))
 }
 
 /// What a suspended job waits for.

@@ -1,5 +1,6 @@
 //! What every request passes before its handler: a request id, the host and origin
-//! checks, the timeout, logging and metrics. Also the responses for unknown routes.
+//! checks, the timeout, logging and metrics. Also the responses to requests whose handler
+//! panics, and those for unknown routes.
 //!
 //! Tokens and scopes are in `auth`, because they depend on the route.
 
@@ -21,9 +22,11 @@ use tracing::Instrument;
 
 use super::bodies::{Bodies, BodyLimits, BodyReceiver};
 use super::problem::{ApiResult, Cause, Problem, Slug};
+use super::refusals;
 use super::request_metrics::RequestMetrics;
+use crate::catch_panic::CatchPanic;
 
-const REQUEST_ID: header::HeaderName = header::HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: header::HeaderName = header::HeaderName::from_static("x-request-id");
 const TRACEPARENT: header::HeaderName = header::HeaderName::from_static("traceparent");
 const MAX_REQUEST_ID: usize = 128;
 
@@ -86,7 +89,10 @@ where
             let receiver = BodyReceiver::new(self.rules.bodies.clone(), self.rules.timeout);
             request.extensions_mut().insert(receiver);
         }
-        let handler = self.rules.check(&request).map(|()| self.inner.call(request));
+        let checked = self.rules.check(&request);
+        // For what a handler says about the request.
+        request.headers_mut().insert(REQUEST_ID, context.id.clone());
+        let handler = checked.map(|()| self.inner.call(request));
         let rules = self.rules.clone();
         Box::pin(async move { Ok(context.respond(&rules, handler).await) })
     }
@@ -137,10 +143,14 @@ impl RequestContext {
         rules: &Rules,
         handler: ApiResult<impl Future<Output = Result<Response, Infallible>>>,
     ) -> Response {
-        let mut response = match handler {
-            Ok(handler) => rules.with_timeout(handler).instrument(self.span.clone()).await,
-            Err(problem) => problem.into_response(),
+        let responded = match handler {
+            Ok(handler) => {
+                let handler = catch_panic(&self.id, handler);
+                rules.with_timeout(handler).instrument(self.span.clone()).await
+            }
+            Err(problem) => Err(problem),
         };
+        let mut response = responded.map(|Ok(response)| response).into_response();
         let (status, took) = (response.status(), self.received.elapsed());
         self.span.in_scope(|| tracing::debug!(status = status.as_u16(), ?took, "responded"));
         let path = self.path.as_ref().map_or("unknown", |path| path.as_str());
@@ -160,13 +170,27 @@ impl RequestContext {
 /// Logs the cause of a server error, which the response does not contain.
 fn log_failure(response: &Response, request_id: &str, method: &Method, path: &str) {
     let status = response.status().as_u16();
-    match response.extensions().get::<Cause>() {
+    let cause = response.extensions().get::<Cause>();
+    let is_busy = cause.is_none_or(|error| error.is_overloaded());
+    if is_busy && response.status() == StatusCode::SERVICE_UNAVAILABLE {
+        return refusals::report_busy(request_id, method, path, status);
+    }
+    match cause {
         Some(error) if response.status() == StatusCode::SERVICE_UNAVAILABLE => {
             tracing::warn!(request_id, %method, path, error = %**error, "the database could not serve a request");
         }
         Some(error) => tracing::error!(request_id, %method, path, error = ?**error, "a request failed"),
         None => tracing::warn!(request_id, %method, path, status, "a request got an error response"),
     }
+}
+
+/// Runs a handler. Without this, a panic would close the connection without a response.
+pub(crate) async fn catch_panic<T>(
+    request_id: &HeaderValue,
+    handler: impl Future<Output = T>,
+) -> ApiResult<T> {
+    let done = CatchPanic::new(Box::pin(handler)).await;
+    done.map_err(|panic| Problem::panicked(&*panic, request_id.to_str().unwrap_or_default()))
 }
 
 impl Rules {
@@ -176,18 +200,16 @@ impl Rules {
 
     /// Responds with 504 if a request takes too long. A database operation that it
     /// started may still complete.
-    async fn with_timeout(&self, handler: impl Future<Output = Result<Response, Infallible>>) -> Response {
-        match tokio::time::timeout(self.timeout, handler).await {
-            Ok(Ok(response)) => response,
-            Err(_) => Problem::new(
+    async fn with_timeout<T>(&self, handler: impl Future<Output = ApiResult<T>>) -> ApiResult<T> {
+        tokio::time::timeout(self.timeout, handler).await.unwrap_or_else(|_| {
+            Err(Problem::new(
                 Slug::Timeout,
                 format!(
                     "the request took longer than {:?}; it may have taken effect, so check before you repeat it",
                     self.timeout
                 ),
-            )
-            .into_response(),
-        }
+            ))
+        })
     }
 
     /// Refuses requests for another host name.
@@ -276,7 +298,73 @@ pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use axum::Router;
+    use axum::body::Body;
+    use axum::routing::get;
+    use tower::ServiceExt;
+
     use super::*;
+
+    /// Counts the lines of a log.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<AtomicU64>);
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Lines {
+        fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+            if *event.metadata().level() <= tracing::Level::INFO {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    async fn busy() -> Problem {
+        Problem::new(Slug::Unavailable, "too many streams of this token wait already; try again later")
+    }
+
+    #[tokio::test]
+    async fn requests_that_are_refused_again_and_again_write_one_line() {
+        use tracing_subscriber::layer::SubscriberExt;
+        let lines = Lines::default();
+        let log = tracing_subscriber::registry().with(lines.clone());
+        let _log = tracing::subscriber::set_default(log);
+        let rules = RequestLayer::new(None, Duration::from_secs(60), BodyLimits::default());
+        let router = Router::new().route("/events", get(busy)).layer(rules);
+        for _ in 0..1000 {
+            let request = Request::get("/events").body(Body::empty()).unwrap();
+            assert_eq!(router.clone().oneshot(request).await.unwrap().status(), 503);
+        }
+        let lines = lines.0.load(Ordering::Relaxed);
+        assert!((1..=10).contains(&lines), "{lines} lines");
+    }
+
+    async fn panicking() {
+        panic!("the crane fell over");
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_answered_with_the_request_id_and_without_its_message() {
+        let rules = RequestLayer::new(None, Duration::from_secs(60), BodyLimits::default());
+        let router = Router::new().route("/crane", get(panicking)).layer(rules);
+        let request = Request::get("/crane").header(REQUEST_ID, "req-7").body(Body::empty()).unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()[REQUEST_ID]),
+            (500, &"req-7".parse().unwrap())
+        );
+        let cause = response.extensions().get::<Cause>().unwrap().to_string();
+        assert!(cause.contains("the crane fell over"), "{cause}");
+        let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["error"], "internal");
+        let message = body["message"].as_str().unwrap();
+        assert!(message.contains("req-7") && !message.contains("crane"), "{message}");
+        // An id that cannot be used is replaced.
+        let request = Request::get("/crane").header(REQUEST_ID, "a b").body(Body::empty()).unwrap();
+        let response = router.oneshot(request).await.unwrap();
+        let id = response.headers()[REQUEST_ID].to_str().unwrap().to_owned();
+        let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
+        assert!(String::from_utf8_lossy(&body).contains(&format!("request id {id}")), "{body:?}");
+    }
 
     #[test]
     fn port_is_not_part_of_the_host_name() {

@@ -45,7 +45,7 @@ mod job_ends;
 mod jobs;
 mod kinds;
 mod leases;
-mod middleware;
+pub(crate) mod middleware;
 mod openapi;
 mod operate;
 mod operations;

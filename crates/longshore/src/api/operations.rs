@@ -141,8 +141,10 @@ fn parse_filter(json: &RawValue) -> ApiResult<JobFilter> {
     };
     serde_json::from_str(json.get()).map_err(|error| {
         // Serde's message has the reason, but not always the field.
+        // As text: a value of `serde_json` cannot hold every number and string that JSON can.
         let is_wrong = |name: &str, value: &RawValue| {
-            serde_json::from_value::<JobFilter>(serde_json::json!({ name: value })).is_err()
+            let only = format!("{{{}:{}}}", serde_json::Value::from(name), value.get());
+            serde_json::from_str::<JobFilter>(&only).is_err()
         };
         let wrong = fields.iter().find(|(name, value)| is_wrong(name, value)).map_or("", |(name, _)| name);
         let remedy = match wrong {

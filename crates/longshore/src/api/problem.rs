@@ -1,6 +1,7 @@
 //! Error responses. All have the same shape: a slug for programs and a message for
 //! people. Server errors reveal nothing but the request id.
 
+use std::any::Any;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::schemas::StatusSchema;
+use crate::catch_panic::panic_message;
 use crate::error::Error;
 use crate::job::Status;
 
@@ -158,6 +160,15 @@ impl Problem {
         } else {
             error.into()
         }
+    }
+
+    /// A handler has panicked. The log has the message of the panic under the id of the request.
+    pub(crate) fn panicked(panic: &(dyn Any + Send), request_id: &str) -> Self {
+        Problem::new(
+            Slug::Internal,
+            format!("internal error; the server log has the reason under the request id {request_id}"),
+        )
+        .with_cause(Error::internal(format!("the handler panicked: {}", panic_message(panic))))
     }
 
     fn with_cause(mut self, error: Error) -> Self {

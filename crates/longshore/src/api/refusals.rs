@@ -1,9 +1,11 @@
-//! Counts and logs the clients that the server does not wait for any longer. The log
-//! has at most one line per reason and interval, because an attacker decides how many
-//! there are.
+//! Counts and logs the clients that the server does not wait for any longer, and logs the requests that it
+//! refuses because it is busy. The log has at most one line per reason and interval, because an attacker
+//! decides how many there are.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use axum::http::Method;
 
 /// The minimum time between two log lines for the same reason.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -76,6 +78,22 @@ pub(super) fn report_all_busy() {
         tracing::warn!(
             "all connections handle requests, so new ones wait; raise the maximum number of connections \
              (`Limits::connections`, `--max-connections`)"
+        );
+    }
+}
+
+/// Logs a request that was refused because the server is busy, unless another one was logged recently.
+pub(super) fn report_busy(request_id: &str, method: &Method, path: &str, status: u16) {
+    static LINE: Line = Mutex::new((None, 0));
+    tracing::debug!(request_id, %method, path, status, "refused a request, because the server is busy");
+    if let Some(requests) = lines_due(&LINE) {
+        tracing::warn!(
+            request_id,
+            %method,
+            path,
+            status,
+            requests,
+            "refused requests, because the server is busy; this is the last one, and the level debug shows all"
         );
     }
 }

@@ -69,7 +69,7 @@ impl Session {
 }
 
 /// Exchanges a token for a session: a cookie that browsers send with later requests. It lasts for seven days, and ends
-/// earlier if the token expires or is revoked. Requests in a session that change something also need the header
+/// earlier if the token expires or is revoked. A token has at most 100 sessions; one more ends the oldest. Requests in a session that change something also need the header
 /// `Longshore-Session: 1`.
 #[utoipa::path(
     post,
@@ -106,7 +106,7 @@ struct NewLogin {
 
 async fn begin(server: &Server, token: &str) -> ApiResult<NewLogin> {
     let token = server.guard.find_token(token.trim()).await?;
-    server.guard.count_login(&token)?;
+    server.guard.count_request(&Caller::Token(token.clone()))?;
     // 244 random bits.
     let secret = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
     let session = NewSession { hash: hash_session(&secret), token: token.id, lasts: LASTS };
@@ -139,7 +139,9 @@ pub(crate) async fn log_in_with(
     ),
 )]
 pub(super) async fn get(State(server): State<Server>, headers: HeaderMap) -> ApiResult<Json<Session>> {
-    Ok(Json(Session::of(&server.guard.identify(&headers).await?, None)))
+    let caller = server.guard.identify(&headers).await?;
+    server.guard.count_request(&caller)?;
+    Ok(Json(Session::of(&caller, None)))
 }
 
 /// Ends the session.

@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Server;
 use super::auth::Caller;
-use super::extract::{Query, clamped};
+use super::extract::{Query, clamped, refuse_nul};
 use super::problem::ApiResult;
 use super::schemas::CountSchema;
 use crate::job::Outcome;
@@ -104,6 +104,7 @@ pub(super) async fn stats(
     Query(query): Query<StatsQuery>,
 ) -> ApiResult<Json<Stats>> {
     caller.may_use_queue_or_all(query.queue.as_deref())?;
+    refuse_nul([query.queue.as_deref(), query.kind.as_deref()])?;
     let at = server.client.now().await?;
     let minutes = query.minutes.unwrap_or(60).clamp(1, MAX_MINUTES);
     let since = at - Duration::minutes(minutes);

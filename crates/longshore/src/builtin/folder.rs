@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::private_file;
 use crate::worker::{Context, Failure};
 
 pub(super) struct Folder {
@@ -59,8 +60,11 @@ impl Folder {
 }
 
 fn write_atomically(folder: &Path, partial: &Path, complete: &Path, bytes: &[u8]) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    let result = File::create(partial)
+    create_folder(folder)?;
+    let result = private_file::options()
+        .create(true)
+        .truncate(true)
+        .open(partial)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(partial, complete));
     if result.is_err() {
@@ -71,6 +75,15 @@ fn write_atomically(folder: &Path, partial: &Path, complete: &Path, bytes: &[u8]
     #[cfg(unix)]
     File::open(folder)?.sync_all()?;
     Ok(())
+}
+
+/// Creates a folder that only the user of the process may read, unless it exists.
+fn create_folder(folder: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
 }
 
 #[cfg(all(test, feature = "sqlite"))]
@@ -92,6 +105,18 @@ mod tests {
         write_atomically(&folder, &partial, &taken, b"third").unwrap_err();
         let files: Vec<_> = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name()).collect();
         assert_eq!(files.len(), 2, "no partial file is left: {files:?}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_the_owner_may_read_what_jobs_write() {
+        use std::os::unix::fs::PermissionsExt;
+        let temp = TempFolder::new();
+        let folder = temp.path().join("outbox");
+        let complete = folder.join("1.eml");
+        write_atomically(&folder, &folder.join(".1.part"), &complete, b"Dear Ada").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&folder), mode(&complete)), (0o700, 0o600));
     }
 
     #[test]

@@ -22,9 +22,12 @@ use crate::worker::{Context, Failure};
 pub(super) const MAX_SIDE: u32 = 16_384;
 /// The largest source file, in bytes.
 const MAX_SOURCE_BYTES: usize = 20 * 1024 * 1024;
-/// The limit of pixels in memory at a time: 32 Mi. A pixel takes 4 bytes in the source
-/// and the result, and 16 while it is processed.
+/// The largest number of pixels of an image: 32 Mi.
 const MAX_PIXELS: u64 = 32 * 1024 * 1024;
+/// The limit of bytes in memory at a time. A pixel takes up to 8 bytes in the source and the
+/// result, and 16 between the two steps of the filter.
+const MAX_MEMORY: u64 = 256 * 1024 * 1024;
+const BYTES_BETWEEN_STEPS: u64 = 16;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -187,7 +190,10 @@ fn resize_to_fit(source: &[u8], width: u32, height: u32) -> Result<Resized, Fail
     let mut reader = ImageReader::new(Cursor::new(source)).with_guessed_format()?;
     reader.limits(limits());
     let mut decoder = reader.into_decoder().map_err(undecodable)?;
-    check_memory(&[decoder.dimensions()])?;
+    check_size(decoder.dimensions())?;
+    // Rotating an image copies it.
+    let source_bytes = decoder.total_bytes();
+    check_memory(decoder.dimensions(), source_bytes.saturating_mul(2))?;
     let orientation = decoder.orientation().map_err(undecodable)?;
     let mut image = DynamicImage::from_decoder(decoder).map_err(undecodable)?;
     // Cameras store photos unrotated and record the orientation in the metadata, which
@@ -195,8 +201,11 @@ fn resize_to_fit(source: &[u8], width: u32, height: u32) -> Result<Resized, Fail
     image.apply_orientation(orientation);
 
     let (new_width, new_height) = fit_into(image.width(), image.height(), width, height);
-    // The filter scales vertically first, then horizontally; check both results.
-    check_memory(&[(image.width(), new_height), (new_width, new_height)])?;
+    check_size((new_width, new_height))?;
+    // The filter scales vertically first, then horizontally.
+    let between = u64::from(image.width()) * u64::from(new_height) * BYTES_BETWEEN_STEPS;
+    let result = pixels((new_width, new_height)) * u64::from(image.color().bytes_per_pixel());
+    check_memory((new_width, new_height), source_bytes + between + result)?;
     let image = image.resize_exact(new_width, new_height, FilterType::Lanczos3);
     let mut png = Vec::new();
     image.write_to(&mut Cursor::new(&mut png), ImageFormat::Png)?;
@@ -207,20 +216,36 @@ fn limits() -> Limits {
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
     limits.max_image_height = Some(MAX_SIDE);
-    // At most eight bytes per pixel, and the same again for the decoder itself.
-    limits.max_alloc = Some(MAX_PIXELS * 16);
+    limits.max_alloc = Some(MAX_MEMORY);
     limits
 }
 
-/// Refuses sizes that would need too much memory, before any is allocated.
-fn check_memory(sizes: &[(u32, u32)]) -> Result<(), Failure> {
-    for (width, height) in sizes {
-        if u64::from(*width) * u64::from(*height) > MAX_PIXELS || *width.max(height) > MAX_SIDE {
-            return Err(Failure::permanent(format!(
-                "an image of {width} × {height} is too large; the limit is {MAX_SIDE} pixels per side and \
-                 {MAX_PIXELS} pixels in total"
-            )));
-        }
+fn pixels((width, height): (u32, u32)) -> u64 {
+    u64::from(width) * u64::from(height)
+}
+
+/// Refuses a size with too many pixels.
+fn check_size(size: (u32, u32)) -> Result<(), Failure> {
+    let (width, height) = size;
+    if pixels(size) > MAX_PIXELS || width.max(height) > MAX_SIDE {
+        return Err(Failure::permanent(format!(
+            "an image of {width} × {height} is too large; the limit is {MAX_SIDE} pixels per side and \
+             {MAX_PIXELS} pixels in total"
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses an image for which this many bytes would be needed at a time, before they are allocated.
+fn check_memory((width, height): (u32, u32), bytes: u64) -> Result<(), Failure> {
+    if bytes > MAX_MEMORY {
+        let mebibytes = |bytes: u64| bytes.div_ceil(1024 * 1024);
+        return Err(Failure::permanent(format!(
+            "an image of {width} × {height} needs {} MiB of memory; the limit is {} MiB, so use a smaller image or \
+             fewer bits per pixel",
+            mebibytes(bytes),
+            mebibytes(MAX_MEMORY)
+        )));
     }
     Ok(())
 }
@@ -375,7 +400,10 @@ mod tests {
 
     /// A PNG whose header declares this size.
     fn png_declaring(width: u32, height: u32) -> Vec<u8> {
-        let mut bytes = encoded(1, 1, ImageFormat::Png);
+        resized_header(encoded(1, 1, ImageFormat::Png), width, height)
+    }
+
+    fn resized_header(mut bytes: Vec<u8>, width: u32, height: u32) -> Vec<u8> {
         bytes[16..20].copy_from_slice(&width.to_be_bytes());
         bytes[20..24].copy_from_slice(&height.to_be_bytes());
         let checksum = crc32(&bytes[12..29]);
@@ -406,6 +434,23 @@ mod tests {
         let small = encoded(3, 3, ImageFormat::Png);
         let error = format!("{:?}", resize_to_fit(&small, MAX_SIDE, MAX_SIDE).err().unwrap());
         assert!(error.contains("16384 × 16384 is too large"), "{error}");
+    }
+
+    #[test]
+    fn an_image_with_many_bytes_per_pixel_is_refused_before_they_are_allocated() {
+        let mut deep = Vec::new();
+        let image = image::ImageBuffer::from_pixel(1, 1, image::Rgba([1_u16, 2, 3, 4]));
+        DynamicImage::ImageRgba16(image).write_to(&mut Cursor::new(&mut deep), ImageFormat::Png).unwrap();
+        let declaring = |width, height| resized_header(deep.clone(), width, height);
+        assert!(resize_to_fit(&declaring(1, 1), 5, 5).is_ok());
+        let error = format!("{:?}", resize_to_fit(&declaring(8192, 2049), 5, 5).err().unwrap());
+        assert!(error.contains("8192 × 2049 needs 257 MiB"), "{error}");
+        // The source fits, but not what the filter makes of it.
+        let mut wide = Vec::new();
+        let image = DynamicImage::ImageLuma8(image::GrayImage::new(8192, 1024));
+        image.write_to(&mut Cursor::new(&mut wide), ImageFormat::Png).unwrap();
+        let error = format!("{:?}", resize_to_fit(&wide, 16_384, 16_384).err().unwrap());
+        assert!(error.contains("16384 × 2048 needs 296 MiB"), "{error}");
     }
 
     #[test]

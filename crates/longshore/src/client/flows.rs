@@ -233,6 +233,12 @@ impl Client {
         self.store.tasks(flow, after, limit.clamp(1, 1000)).await
     }
 
+    /// Counts the members of a flow that belong to one of these queues.
+    #[doc(hidden)]
+    pub async fn members_in(&self, flow: FlowId, queues: &[String]) -> Result<u64> {
+        self.store.members_in(flow, queues).await
+    }
+
     /// Cancels a flow: members that wait are cancelled, running ones are requested to stop, and
     /// nothing else starts. Callbacks run when the flow has ended. Returns a conflict error if the flow
     /// has ended.

@@ -34,6 +34,11 @@ impl Client {
         self.store.registration(worker).await
     }
 
+    /// Whether a worker holds a job of a queue that is not one of these.
+    pub async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool> {
+        self.store.holds_outside(worker, queues).await
+    }
+
     /// Sends a worker's heartbeat with the leases it holds. Returns those it has
     /// lost and those to cancel.
     pub async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {

@@ -156,10 +156,15 @@ reads! {
 }
 
 impl Data {
-    /// Why a job is or is not running. The key is not the whole job, which may be large.
-    pub(super) async fn explanation(&self, job: &JobRecord) -> Result<Arc<Explanation>> {
-        let key = format!("explanation{}{}{}", job.id, job.lease_no, job.status);
-        self.cache.get(&key, self.age, || explain::explain_job(&self.client, job)).await
+    /// Why a job is or is not running, for a caller who sees these queues. The key is not the whole job, which
+    /// may be large.
+    pub(super) async fn explanation(
+        &self,
+        queues: Option<&[String]>,
+        job: &JobRecord,
+    ) -> Result<Arc<Explanation>> {
+        let key = format!("explanation{}{}{}{queues:?}", job.id, job.lease_no, job.status);
+        self.cache.get(&key, self.age, || explain::explain_job(&self.client, queues, job)).await
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::extract::{OriginalUri, Request};
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
@@ -14,14 +14,17 @@ use serde::Deserialize;
 use super::url::Params;
 use super::widgets::prose;
 use super::{Dashboard, FRAGMENT, View, layout};
-use crate::api::Server;
+use crate::api::middleware::{REQUEST_ID, catch_panic};
 use crate::api::problem::{ApiResult, Problem, Slug};
 
 /// The largest problem that is shown.
 const MAX_PROBLEM: usize = 64 * 1024;
 
 /// Shows the problems of a page as pages.
-pub(super) fn as_pages(page: MethodRouter<Server>, dashboard: Arc<Dashboard>) -> MethodRouter<Server> {
+pub(super) fn as_pages<S: Clone + Send + Sync + 'static>(
+    page: MethodRouter<S>,
+    dashboard: Arc<Dashboard>,
+) -> MethodRouter<S> {
     page.layer(middleware::from_fn(move |request: Request, next: Next| {
         let dashboard = dashboard.clone();
         async move {
@@ -29,7 +32,10 @@ pub(super) fn as_pages(page: MethodRouter<Server>, dashboard: Arc<Dashboard>) ->
             let original = request.extensions().get::<OriginalUri>().map_or(&seen, |original| &original.0);
             let base = dashboard.base_of(original, &seen);
             let is_fragment = request.headers().contains_key(&FRAGMENT);
-            let response = next.run(request).await;
+            // The API has set it.
+            let id = request.headers().get(REQUEST_ID).cloned();
+            let id = id.unwrap_or_else(|| HeaderValue::from_static("none"));
+            let response = catch_panic(&id, next.run(request)).await.into_response();
             if is_fragment { response } else { as_page(response, &base, &seen).await }
         }
     }))
@@ -112,6 +118,23 @@ mod tests {
         let page = as_page(problem, "/q", &"/ui/jobs?kind=a".parse().unwrap()).await;
         assert_eq!(page.status(), 303);
         assert_eq!(page.headers()["location"], "/q/ui/login?next=%2Fq%2Fui%2Fjobs%3Fkind%3Da");
+    }
+
+    async fn panicking() {
+        panic!("the crane fell over");
+    }
+
+    #[tokio::test]
+    async fn a_page_that_panics_is_a_page_with_the_request_id() {
+        let page = as_pages(axum::routing::get(panicking), Arc::new(Dashboard::new()));
+        let request =
+            Request::get("/ui").header(REQUEST_ID, "req-7").body(axum::body::Body::empty()).unwrap();
+        let page = tower::ServiceExt::oneshot(page, request).await.unwrap();
+        assert_eq!(page.status(), 500);
+        assert!(page.headers().contains_key("content-security-policy"));
+        let body = axum::body::to_bytes(page.into_body(), 10_000).await.unwrap();
+        let body = String::from_utf8_lossy(&body);
+        assert!(body.contains("req-7") && !body.contains("crane"), "{body}");
     }
 
     #[tokio::test]

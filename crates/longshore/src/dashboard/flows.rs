@@ -156,7 +156,7 @@ pub(super) async fn one(view: View, Path(id): Path<String>) -> ApiResult<Respons
     let blocked = match blocked(&flow, &tasks) {
         Some(task) => {
             let job = view.data.job(task).await?;
-            let explanation = view.data.explanation(&job).await?;
+            let explanation = view.data.explanation(view.caller.queues(), &job).await?;
             Some((job, explanation))
         }
         None => None,
@@ -347,6 +347,7 @@ pub(super) mod tests {
             created_at: "2031-05-06T07:00:00Z".parse().unwrap(),
             deadline: None,
             ended_at: None,
+            is_of_children: false,
         }
     }
 

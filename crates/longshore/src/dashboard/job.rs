@@ -33,7 +33,7 @@ struct OneJob {
     parent: Option<JobId>,
     /// The flow that it is a task of; absent if the caller may not see flows.
     flow: Option<Arc<FlowRecord>>,
-    /// The flow of the jobs that this one spawned.
+    /// The flow of the jobs that this one spawned; absent if the caller may not see flows.
     children: Option<Arc<FlowRecord>>,
 }
 
@@ -49,14 +49,20 @@ async fn load(view: &View, id: JobId) -> ApiResult<OneJob> {
     let job = data.job(id).await?;
     view.caller.may_access(&job.queue)?;
     let has_ended = job.finished_at.is_some();
-    let explanation = async { if has_ended { Ok(None) } else { data.explanation(&job).await.map(Some) } };
+    let explanation = async {
+        if has_ended { Ok(None) } else { data.explanation(view.caller.queues(), &job).await.map(Some) }
+    };
     let (explanation, steps, workers) = tokio::try_join!(explanation, data.steps(id), data.workers())?;
     let parent = match job.flow {
-        Some(flow) => data.glance(JobId(flow.0)).await?.first().map(|parent| parent.id),
+        Some(flow) => data.glance(JobId(flow.0)).await?.first().cloned(),
         None => None,
     };
+    let parent =
+        parent.filter(|parent| view.caller.may_access(&parent.queue).is_ok()).map(|parent| parent.id);
     let (children, flow) = tokio::try_join!(flow(view, Some(FlowId(id.0))), flow(view, job.flow))?;
-    let flow = flow.filter(|_| view.frame.rights.covers_all());
+    // Flows may have jobs of any queue.
+    let covers_all = view.frame.rights.covers_all();
+    let (flow, children) = (flow.filter(|_| covers_all), children.filter(|_| covers_all));
     Ok(OneJob { job, explanation, steps, workers, parent, flow, children })
 }
 

@@ -206,6 +206,9 @@ pub struct FlowRecord {
     pub deadline: Option<DateTime<Utc>>,
     /// When it ended.
     pub ended_at: Option<DateTime<Utc>>,
+    /// Whether its members are the children of a job.
+    #[serde(skip)]
+    pub is_of_children: bool,
 }
 
 impl FlowRecord {

@@ -97,7 +97,7 @@ pub use stats::{Ahead, Count, Tallied};
 pub(crate) use steps::check_journal;
 pub(crate) use steps::journals_that_fit;
 pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, SavedWork, StepRecord, StepState};
-pub use tokens::{NewSession, NewToken, Scope, TokenRecord};
+pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord};
 pub use workers::{ALL_QUEUES, Beat, LiveLease, NewWorker, Registration, WorkerRecord};
 
 pub(crate) use claim::shared;
@@ -318,6 +318,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// is unknown. The cost does not depend on the number of workers and leases.
     async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>>;
 
+    /// Whether a worker holds a job of a queue that is not one of these. It may hold some after it has
+    /// changed its queues.
+    async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool>;
+
     /// Returns every live lease of a worker, ordered by job id, so that a worker can
     /// find what it holds after the reply to a claim was lost.
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>>;
@@ -460,6 +464,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Lists up to `limit` members of a flow after `after`, ordered by id, with what they wait for.
     async fn tasks(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<TaskRecord>>;
+
+    /// Counts the members of a flow that belong to one of these queues.
+    async fn members_in(&self, flow: FlowId, queues: &[String]) -> Result<u64>;
 
     /// Returns the jobs that a job waited for, with their results.
     async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>>;

@@ -52,6 +52,9 @@ impl std::str::FromStr for Scope {
     }
 }
 
+/// How many sessions a token has at most. One more ends the oldest of them.
+pub const MAX_SESSIONS: u32 = 100;
+
 /// A login of a browser: a secret in a cookie that stands for a token until it expires or the token ends.
 #[derive(Clone, Copy, Debug)]
 pub struct NewSession {

@@ -11,10 +11,11 @@ use tracing::field::Empty;
 
 use super::context::{Attempt, StopReason};
 use super::handler::{BatchHandler, Failure, Handler, Verdict};
-use super::hooks::{CatchPanic, Hooks, call, panic_message};
+use super::hooks::{Hooks, call};
 use super::registry::Route;
 use super::run_times::SlotClock;
 use super::shared::Shared;
+use crate::catch_panic::{CatchPanic, panic_message};
 use crate::lifecycle::Ending;
 use crate::store::{Fenced, PendingWait};
 

@@ -18,17 +18,14 @@
 //! once: if the process dies in between, they are not called. Hooks that decide may be called
 //! twice for the same job or tick; one decision applies.
 
-use std::any::Any;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
-use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
 use super::handler::Failure;
+use crate::catch_panic::{CatchPanic, panic_message};
 use crate::enqueue::NewJob;
 use crate::job::WorkerId;
 use crate::lifecycle::Ending;
@@ -109,45 +106,4 @@ pub(super) async fn call<T>(name: &'static str, hook: impl Future<Output = T>) -
             None
         }
     }
-}
-
-/// A future that returns its panic as an error. A panic while it is dropped is logged.
-pub(super) struct CatchPanic<F>(Option<Pin<Box<F>>>)
-where
-    F: Future + ?Sized;
-
-impl<F: Future + ?Sized> CatchPanic<F> {
-    pub(super) fn new(inner: Pin<Box<F>>) -> Self {
-        CatchPanic(Some(inner))
-    }
-}
-
-impl<F: Future + ?Sized> Drop for CatchPanic<F> {
-    fn drop(&mut self) {
-        let inner = self.0.take();
-        if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(inner))) {
-            tracing::error!(
-                panic = panic_message(&*panic),
-                "a handler or hook panicked while it was dropped"
-            );
-        }
-    }
-}
-
-impl<F: Future + ?Sized> Future for CatchPanic<F> {
-    type Output = Result<F::Output, Box<dyn Any + Send>>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        let Some(inner) = self.0.as_mut() else { return Poll::Pending };
-        match std::panic::catch_unwind(AssertUnwindSafe(|| inner.as_mut().poll(context))) {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(done)) => Poll::Ready(Ok(done)),
-            Err(panic) => Poll::Ready(Err(panic)),
-        }
-    }
-}
-
-pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

@@ -33,6 +33,7 @@ cases! {
     an_idempotency_key_returns_the_first_flow,
     a_flow_that_is_invalid_stores_nothing,
     flows_are_listed_newest_first,
+    the_members_of_a_flow_are_counted_by_queue,
     the_last_two_parents_release_a_child_once,
     a_flow_that_cannot_be_stored_delays_no_other,
 }
@@ -409,6 +410,25 @@ async fn flows_are_listed_newest_first(fixture: Fixture) {
     follow(&fixture).await;
     assert_eq!(list(FlowFilter { open: Some(true), ..FlowFilter::default() }).await, [ids[0], ids[2]]);
     assert_eq!(list(FlowFilter { open: Some(false), ..FlowFilter::default() }).await, [ids[1]]);
+}
+
+async fn the_members_of_a_flow_are_counted_by_queue(fixture: Fixture) {
+    let in_queue = |name: &str, queue: &str| task(name, job(name).queue(queue));
+    let flow = Flow::new("import")
+        .task(in_queue("a", "mail"))
+        .task(in_queue("b", "mail"))
+        .task(in_queue("c", "it's"))
+        .task(in_queue("d", "other"))
+        .on_end(job("alert").queue("mail"));
+    let flow = put(&fixture, flow).await;
+    put(&fixture, Flow::new("another").task(in_queue("a", "mail"))).await;
+    for (queues, members) in
+        [(vec!["mail"], 2), (vec!["mail", "it's"], 3), (vec!["none"], 0), (vec!["other", "it's", "mail"], 4)]
+    {
+        let queues: Vec<String> = queues.into_iter().map(str::to_owned).collect();
+        let counted = fixture.store().members_in(flow.id, &queues).await.expect("count");
+        assert_eq!(counted, members, "{queues:?}");
+    }
 }
 
 async fn the_last_two_parents_release_a_child_once(fixture: Fixture) {

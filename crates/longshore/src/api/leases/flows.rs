@@ -291,6 +291,14 @@ pub(in crate::api) async fn join(
     check_worker_access(&server, &caller, lease.worker).await?;
     heartbeat(&server, lease.worker).await?;
     let respond = |status| Json(JoinResponse { status, children: Vec::new(), next: None });
+    let flow = FlowId(lease.id.0);
+    let record = match server.client.flow(flow).await {
+        // A job can be enqueued with the id of a flow. The members of that flow are not its children.
+        Ok(record) if !record.is_of_children => return Err(conflict(no_children(&name))),
+        Ok(record) => Some(record),
+        Err(error) if error.is_not_found() => None,
+        Err(error) => return Err(error.into()),
+    };
     let journal = server.client.journaled(lease.id, std::slice::from_ref(&name)).await?;
     if server.client.assert_lease(&lease).await? == Fenced::LeaseLost {
         return Ok(respond(ended_before(&lease, &journal)));
@@ -301,12 +309,7 @@ pub(in crate::api) async fn join(
         count_replayed_step();
         return joined_page(&server, &name, lease, &joined, page).await.map(Json);
     }
-    let flow = FlowId(lease.id.0);
-    let record = match server.client.flow(flow).await {
-        Ok(record) => record,
-        Err(error) if error.is_not_found() => return Err(conflict(no_children(&name))),
-        Err(error) => return Err(error.into()),
-    };
+    let record = record.ok_or_else(|| conflict(no_children(&name)))?;
     let Some(all) = ended_children(&server, &name, lease, &record).await? else {
         let waits = vec![PendingWait { step: name, until: None, events: vec![flow_event(flow)] }];
         return Ok(respond(suspend(&server, lease, waits).await?));

@@ -20,6 +20,7 @@ use super::register::{
 use super::sessions::{ClaimState, Wait};
 use super::waiting::{OpenCall, Pulse, Undelivered, beat};
 use super::*;
+use crate::api::MAX_WAIT;
 use crate::api::auth::Credential;
 use crate::api::extract::{Arrived, LargeBody, duration, objects, optional_objects};
 use crate::api::problem::ProblemBody;
@@ -308,7 +309,14 @@ impl CheckedRequest {
             check_name("kinds", kind)?;
         }
         let announced = check_announced(caller, body.kinds.as_deref(), &body.announce)?;
-        let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?.min(server.max_wait());
+        let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?;
+        if wait > MAX_WAIT {
+            let (seconds, longest) = (wait.as_secs_f64(), MAX_WAIT.as_secs());
+            return Err(Problem::validation(format!(
+                "wait_seconds: {seconds} is out of range; use 0 to {longest}, and repeat the call"
+            )));
+        }
+        let wait = wait.min(server.max_wait());
         let stale_after = stale_after(body.stale_after_seconds)?;
         let reports = Reports {
             settle: body.settle,

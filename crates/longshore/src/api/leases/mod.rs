@@ -75,13 +75,16 @@ impl From<&Lease> for LeaseRef {
     }
 }
 
-/// Refuses a token that does not cover all queues of the worker.
+/// Refuses a token that does not cover all queues of the worker and of the jobs that it holds. A worker keeps
+/// its jobs when it changes its queues.
 async fn check_worker_access(server: &Server, caller: &Caller, worker: WorkerId) -> ApiResult<()> {
-    if caller.queues().is_none() {
-        return Ok(());
-    }
+    let Some(covered) = caller.queues() else { return Ok(()) };
     let known = server.client.registration(worker).await?;
-    known.iter().flat_map(|known| &known.queues).try_for_each(|queue| caller.may_access(queue))
+    known.iter().flat_map(|known| &known.queues).try_for_each(|queue| caller.may_access(queue))?;
+    match server.client.holds_outside(worker, covered).await? {
+        true => Err(caller.refuse_access()),
+        false => Ok(()),
+    }
 }
 
 /// Records a call of the worker as its heartbeat. Refuses a dead worker.

@@ -228,6 +228,15 @@ fn invalid_url() -> Error {
     )
 }
 
+/// Quotes nothing of the URL.
+fn unencoded_password() -> Error {
+    Error::invalid(
+        "url",
+        "database URL: an `@` follows a `?`, and the parameters are not known; if the password contains `?`, `#`, `/` \
+         or `@`, write %3F, %23, %2F or %40",
+    )
+}
+
 /// The parameters of a URL that the driver understands.
 const DRIVER_PARAMETERS: [&str; 18] = [
     "application_name",
@@ -264,6 +273,10 @@ fn check_parameters(url: &str) -> Result<()> {
                 return Err(Error::invalid("sslmode", message));
             }
         } else if !DRIVER_PARAMETERS.contains(&name) && !name.starts_with("options[") {
+            // The name may be the rest of a password that contains `?`.
+            if query.contains('@') {
+                return Err(unencoded_password());
+            }
             let name = &name[..name.floor_char_boundary(64)];
             let known = DRIVER_PARAMETERS.iter().chain(&OWN_PARAMETERS).copied();
             let meant = match nearest(name, known) {
@@ -418,11 +431,16 @@ mod tests {
             ("postgres://a:s3cret@x,y,z/db?port=1,2", "port"),
             ("postgres://a:s3cret@x,,z/db", "host"),
             ("postgres://a:s3cret@x:one,y/db", "url"),
+            ("postgres://a:x?s3cret@x/db", "url"),
+            ("postgres://a:1?s3cret@x/db", "url"),
+            ("postgres://a:1?s3cret&b@x,y/db?sslmode=disable", "url"),
+            ("postgres://a:1?b=s3cret=@x/db", "url"),
         ] {
             let error = Connector::parse(url).unwrap_err();
             assert_eq!(error.field(), Some(field), "{error}");
             assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
         }
+        assert!(Connector::parse("postgres://x/db?user=a&password=b@c").is_ok());
     }
 
     #[test]

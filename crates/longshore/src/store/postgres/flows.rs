@@ -277,7 +277,7 @@ fn bind_lease<'q>(query: Query<'q>, lease: &Lease) -> Query<'q> {
 
 macro_rules! flow_columns {
     () => {
-        "id, name, members, open, failed, sealed, cancelled, key, created_at, deadline, ended_at"
+        "id, name, members, open, failed, sealed, cancelled, key, created_at, deadline, ended_at, owned"
     };
 }
 
@@ -329,6 +329,7 @@ fn flow_record(row: &PgRow) -> Sql<FlowRecord> {
         created_at: row.try_get("created_at")?,
         deadline: row.try_get("deadline")?,
         ended_at,
+        is_of_children: row.try_get("owned")?,
     })
 }
 
@@ -398,6 +399,17 @@ fn task_record(row: &PgRow) -> Sql<TaskRecord> {
         skipped: row.try_get::<Option<bool>, _>("skipped")?.unwrap_or(false),
         after: Vec::new(),
     })
+}
+
+const MEMBERS_IN: &str = "
+    select count(*)
+      from longshore.jobs
+     where flow = $1
+       and queue = any($2)";
+
+pub(super) async fn members_in(tx: &mut Tx<'_>, flow: FlowId, queues: &[String]) -> Sql<u64> {
+    let members = sqlx::query_scalar::<_, i64>(tx.sql(MEMBERS_IN)).bind(flow.0).bind(queues.to_vec());
+    Ok(members.fetch_one(&mut *tx.connection).await? as u64)
 }
 
 const PARENTS: &str = "

@@ -187,6 +187,13 @@ impl Store for PostgresStore {
         self.run_read(worker, |tx, worker| Box::pin(workers::registration(tx, *worker))).await
     }
 
+    async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool> {
+        self.run_read((worker, queues.to_vec()), |tx, (worker, queues)| {
+            Box::pin(workers::holds_outside(tx, *worker, queues))
+        })
+        .await
+    }
+
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
         self.run_read(worker, |tx, worker| Box::pin(workers::leases(tx, *worker))).await
     }
@@ -354,6 +361,13 @@ impl Store for PostgresStore {
     async fn tasks(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<TaskRecord>> {
         self.run_read((flow, after, limit), |tx, (flow, after, limit)| {
             Box::pin(flows::tasks(tx, *flow, *after, *limit))
+        })
+        .await
+    }
+
+    async fn members_in(&self, flow: FlowId, queues: &[String]) -> Result<u64> {
+        self.run_read((flow, queues.to_vec()), |tx, (flow, queues)| {
+            Box::pin(flows::members_in(tx, *flow, queues))
         })
         .await
     }

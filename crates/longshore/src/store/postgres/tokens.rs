@@ -6,7 +6,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::tx::{Sql, Tx};
-use crate::store::{NewSession, NewToken, TokenRecord, millis};
+use crate::store::{MAX_SESSIONS, NewSession, NewToken, TokenRecord, millis};
 
 const PUT_TOKEN: &str = "
     insert into longshore.tokens (id, name, hash, scopes, queues, created_at, expires_at)
@@ -97,6 +97,19 @@ const PUT_SESSION: &str = "
                  from longshore.sessions
                 where expires_at <= longshore.clock()
                 limit 100
+                  for update skip locked))),
+    too_many as (
+      delete from longshore.sessions
+       where hash = any(array(
+               select hash
+                 from longshore.sessions
+                where hash = any(array(
+                        select hash
+                          from longshore.sessions
+                         where token = $2
+                           and hash <> $1
+                         order by created_at desc, hash
+                        offset $4))
                   for update skip locked)))
     insert into longshore.sessions (hash, token, created_at, expires_at)
     values ($1, $2, longshore.clock(), longshore.clock() + $3::int8 * interval '1 millisecond')
@@ -108,7 +121,8 @@ pub(super) async fn put_session(tx: &mut Tx<'_>, session: &NewSession) -> Sql<Da
     let put = sqlx::query_scalar(tx.sql(PUT_SESSION))
         .bind(session.hash.as_slice())
         .bind(session.token)
-        .bind(millis(session.lasts));
+        .bind(millis(session.lasts))
+        .bind(i64::from(MAX_SESSIONS) - 1);
     Ok(put.fetch_one(&mut *tx.connection).await?)
 }
 

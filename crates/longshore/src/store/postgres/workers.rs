@@ -120,6 +120,18 @@ pub(super) async fn registration(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<Optio
     }))
 }
 
+const HOLDS_OUTSIDE: &str = "
+    select exists (
+      select 1
+        from longshore.running
+       where worker = $1
+         and queue <> all($2))";
+
+pub(super) async fn holds_outside(tx: &mut Tx<'_>, worker: WorkerId, queues: &[String]) -> Sql<bool> {
+    let found = sqlx::query_scalar(tx.sql(HOLDS_OUTSIDE)).bind(worker.0).bind(queues.to_vec());
+    Ok(found.fetch_one(&mut *tx.connection).await?)
+}
+
 pub(super) async fn leases(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
     let rows: Vec<(Uuid, i32)> =
         sqlx::query_as(tx.sql("select id, lease_no from longshore.running where worker = $1 order by id"))

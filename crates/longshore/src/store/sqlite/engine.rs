@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 use super::tx::{Fault, Tx};
 use crate::error::{Error, Result};
+use crate::private_file;
 use crate::store::{Notice, NoticeSender};
 
 /// How long a write waits for another process before it fails as `unavailable`.
@@ -307,6 +308,9 @@ fn open_writer(location: &Location) -> Result<Connection> {
     let conn = match location {
         Location::Memory => Connection::open_in_memory().map_err(Fault::from)?,
         Location::File(path) => {
+            // SQLite would let everyone read the file. Its other files get the permissions of this one. A file that
+            // exists is not opened: closing it would release the locks that this process has on it.
+            drop(private_file::options().create_new(true).open(path));
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
                 | OpenFlags::SQLITE_OPEN_CREATE
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX;

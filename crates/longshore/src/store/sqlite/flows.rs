@@ -4,7 +4,7 @@ use rusqlite::{Row, params};
 
 use super::enqueue::insert_member;
 use super::steps::save_steps;
-use super::tx::{Columns, Sql, Tx, micros};
+use super::tx::{Columns, Sql, Tx, json_list, micros};
 use crate::flow::MAX_MEMBERS;
 use crate::job::{FlowId, JobId, Status};
 use crate::keys::as_written;
@@ -200,7 +200,7 @@ pub(super) fn spawn(tx: &Tx<'_>, children: &NewChildren) -> Sql<Spawned> {
 
 macro_rules! flow_columns {
     () => {
-        "id, name, members, open, failed, sealed, cancelled, key, created_at, deadline, ended_at"
+        "id, name, members, open, failed, sealed, cancelled, key, created_at, deadline, ended_at, owned"
     };
 }
 
@@ -243,6 +243,7 @@ fn flow_record(row: &Row<'_>) -> rusqlite::Result<FlowRecord> {
         created_at: row.time("created_at")?,
         deadline: row.maybe_time("deadline")?,
         ended_at,
+        is_of_children: row.get("owned")?,
     })
 }
 
@@ -305,6 +306,17 @@ fn task_record(row: &Row<'_>) -> rusqlite::Result<TaskRecord> {
         skipped: row.get::<_, Option<bool>>("skipped")?.unwrap_or(false),
         after: Vec::new(),
     })
+}
+
+pub(super) fn members_in(tx: &Tx<'_>, flow: FlowId, queues: &[String]) -> Sql<u64> {
+    const MEMBERS_IN: &str = "
+        select count(*)
+          from jobs
+         where flow = ?1
+           and queue in (select value from json_each(?2))";
+    let members =
+        tx.row(MEMBERS_IN, params![flow.0.as_bytes(), json_list(queues)?], |row| row.get::<_, u32>(0))?;
+    Ok(members.unwrap_or(0).into())
 }
 
 pub(super) fn parents(tx: &Tx<'_>, id: JobId) -> Sql<Vec<ParentRecord>> {

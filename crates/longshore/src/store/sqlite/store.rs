@@ -180,6 +180,11 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| workers::registration(tx, worker)).await
     }
 
+    async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool> {
+        let queues = queues.to_vec();
+        self.engine.read(move |tx| workers::holds_outside(tx, worker, &queues)).await
+    }
+
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
         self.engine.read(move |tx| workers::leases(tx, worker)).await
     }
@@ -341,6 +346,11 @@ impl Store for SqliteStore {
 
     async fn tasks(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<TaskRecord>> {
         self.engine.read(move |tx| flows::tasks(tx, flow, after, limit)).await
+    }
+
+    async fn members_in(&self, flow: FlowId, queues: &[String]) -> Result<u64> {
+        let queues = queues.to_vec();
+        self.engine.read(move |tx| flows::members_in(tx, flow, &queues)).await
     }
 
     async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>> {

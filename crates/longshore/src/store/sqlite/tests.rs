@@ -64,6 +64,28 @@ fn run_async(test: impl Future<Output = ()>) {
         .block_on(test);
 }
 
+#[cfg(unix)]
+#[test]
+fn only_the_owner_may_read_the_files_of_a_database() {
+    use std::os::unix::fs::PermissionsExt;
+    run_async(async {
+        let folder = Folder::new();
+        let store = folder.store().await;
+        let modes = || {
+            let files = std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap());
+            let mode = |file: std::fs::DirEntry| file.metadata().unwrap().permissions().mode() & 0o777;
+            files.map(|file| (file.file_name(), mode(file))).collect::<Vec<_>>()
+        };
+        assert_eq!(modes().len(), 3, "the database, its log and its shared memory: {:?}", modes());
+        assert!(modes().iter().all(|(_, mode)| *mode == 0o600), "{:?}", modes());
+        drop(store);
+        // An operator may open it for others.
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o640)).unwrap();
+        let _again = folder.store().await;
+        assert!(modes().iter().any(|(_, mode)| *mode == 0o640), "{:?}", modes());
+    });
+}
+
 /// Sends a call to its thread without waiting for the reply.
 fn begin<T>(call: Pin<&mut (impl Future<Output = T> + ?Sized)>) {
     assert!(call.poll(&mut Context::from_waker(Waker::noop())).is_pending());

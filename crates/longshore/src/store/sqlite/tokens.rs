@@ -5,7 +5,7 @@ use rusqlite::{Row, params};
 use uuid::Uuid;
 
 use super::tx::{Columns, Sql, Tx, json_list};
-use crate::store::{NewSession, NewToken, TokenRecord, millis};
+use crate::store::{MAX_SESSIONS, NewSession, NewToken, TokenRecord, millis};
 
 pub(super) fn put_token(tx: &Tx<'_>, token: &NewToken) -> Sql<()> {
     const PUT: &str = "
@@ -81,6 +81,15 @@ pub(super) fn put_session(tx: &Tx<'_>, session: &NewSession) -> Sql<DateTime<Utc
     const REMOVE_EXPIRED: &str = "
         delete from sessions
          where hash in (select hash from sessions where expires_at <= ?1 limit 100)";
+    const REMOVE_OLDEST: &str = "
+        delete from sessions
+         where hash in (
+               select hash
+                 from sessions
+                where token = ?1
+                  and hash <> ?2
+                order by created_at desc, hash
+                limit -1 offset ?3)";
     const PUT: &str = "
         insert into sessions (hash, token, created_at, expires_at)
         values (?1, ?2, ?3, ?4)
@@ -89,6 +98,7 @@ pub(super) fn put_session(tx: &Tx<'_>, session: &NewSession) -> Sql<DateTime<Utc
         returning expires_at";
     let now = tx.now()?;
     tx.execute(REMOVE_EXPIRED, [now])?;
+    tx.execute(REMOVE_OLDEST, params![session.token.as_bytes(), session.hash, MAX_SESSIONS - 1])?;
     let expires_at = now + millis(session.lasts) * 1000;
     let params = params![session.hash, session.token.as_bytes(), now, expires_at];
     let stored = tx.row(PUT, params, |row| row.time(0))?;

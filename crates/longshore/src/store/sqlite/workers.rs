@@ -98,6 +98,16 @@ pub(super) fn registration(tx: &Tx<'_>, worker: WorkerId) -> Sql<Option<Registra
     })
 }
 
+pub(super) fn holds_outside(tx: &Tx<'_>, worker: WorkerId, queues: &[String]) -> Sql<bool> {
+    const HOLDS_OUTSIDE: &str = "
+        select 1
+          from running
+         where worker = ?1
+           and queue not in (select value from json_each(?2))
+         limit 1";
+    Ok(tx.row(HOLDS_OUTSIDE, params![worker.0.as_bytes(), json_list(queues)?], |_| Ok(()))?.is_some())
+}
+
 pub(super) fn leases(tx: &Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
     const HELD: &str = "
         select id,

@@ -21,6 +21,7 @@ cases! {
     explain_says_that_a_job_of_a_silent_worker_waits_for_a_sweep,
     explain_says_that_a_job_whose_worker_signed_off_waits_for_a_sweep,
     explain_says_how_long_a_worker_with_a_resilient_job_may_be_silent,
+    stats_refuse_names_that_no_database_can_store,
     stats_contain_counts_and_rates,
     the_rate_does_not_depend_on_the_length_of_the_series,
 }
@@ -324,6 +325,13 @@ async fn explain_says_how_long_a_worker_with_a_resilient_job_may_be_silent(fixtu
     assert_message(&explain(&http, plain).await, &["a resilient job allows the worker 180 s"]);
     fixture.advance(2 * MINUTE).await;
     assert_message(&explain(&http, plain).await, &["the next sweep returns it"]);
+}
+
+async fn stats_refuse_names_that_no_database_can_store(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    for query in ["queue=%00", "kind=a%00"] {
+        http.get(&format!("/stats?{query}")).await.expect_problem(400, "bad_request", "NUL");
+    }
 }
 
 async fn stats_contain_counts_and_rates(fixture: Fixture) {

@@ -1,8 +1,10 @@
 //! Flows over HTTP: graphs of jobs, the errors that refuse them, and what `explain` says of their jobs.
 
+use longshore::api::{Access, Api};
 use longshore::store::NewWorker;
-use longshore::{Context, Ending, Failure, Flow, JobId, NewJob, Scope, Status, task};
+use longshore::{Context, Ending, Failure, Flow, JobId, NewJob, Scope, Status, UnknownKinds, task};
 use serde_json::{Value, json};
+use sqlx::Connection;
 
 use super::auth::{token, with_tokens_required};
 use super::client::HttpClient;
@@ -23,8 +25,14 @@ cases! {
     a_token_limited_to_queues_uses_only_flows_of_its_queues,
     a_leased_job_names_its_flow,
     explain_names_the_tasks_that_a_job_waits_for,
+    explain_and_pages_do_not_name_tasks_and_flows_of_other_queues,
     explain_says_that_a_callback_waits_for_its_flow,
     explain_says_that_a_job_waits_for_its_children,
+}
+
+cases! {
+    only on postgres:
+    access_to_a_flow_is_checked_without_reading_its_tasks,
 }
 
 fn greet(name: &str) -> Value {
@@ -478,6 +486,22 @@ async fn a_token_limited_to_queues_uses_only_flows_of_its_queues(fixture: Fixtur
     limited.post("/flows", &probe).await.expect_problem(403, "forbidden", "jobs of other queues");
 }
 
+async fn access_to_a_flow_is_checked_without_reading_its_tasks(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
+    let (_, limited) = token(&fixture, Scope::Read, Some(&["mail"])).await;
+    let limited = http.with_token(&limited);
+    let in_queue = |name: &str| task(name, job("greet").queue("mail"));
+    let flow = Flow::new("letters").task(in_queue("a")).task(in_queue("b").after("a"));
+    let flow = fixture.enqueue_flow(flow).await.expect("a flow");
+    let mut other = fixture.postgres().await;
+    let mut held = other.begin().await.expect("begin");
+    // Reading the tasks with their states and links would wait for these locks.
+    sqlx::raw_sql("lock table links, ready, finished").execute(&mut *held).await.expect("lock");
+    let found = limited.get(&format!("/flows/{}", flow.id)).await.expect_status(200).json();
+    assert_eq!(found["members"], 2);
+    held.rollback().await.expect("rollback");
+}
+
 async fn a_leased_job_names_its_flow(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let flow = create(&http, &diamond()).await;
@@ -527,6 +551,46 @@ async fn explain_names_the_tasks_that_a_job_waits_for(fixture: Fixture) {
     let late = fixture.add(job("greet").run_at("9999-12-31T23:59:59Z".parse().expect("a time"))).await;
     let explained = http.get(&format!("/jobs/{late}/explain")).await.expect_status(200).json();
     assert_eq!(explained["reason"], "not_due");
+}
+
+async fn explain_and_pages_do_not_name_tasks_and_flows_of_other_queues(fixture: Fixture) {
+    let api = Api::new(fixture.client()).access(Access::Tokens).unknown_kinds(UnknownKinds::Allow);
+    #[cfg(feature = "dashboard")]
+    let api = api.dashboard(longshore::api::Dashboard::new());
+    let http = HttpClient::for_api(api);
+    let (_, limited) = token(&fixture, Scope::Admin, Some(&["mail"])).await;
+    let (_, all) = token(&fixture, Scope::Admin, None).await;
+    let (limited, all) = (http.with_token(&limited), http.with_token(&all));
+    let in_queue = |name: &str, queue: &str| task(name, job("greet").queue(queue));
+    let secret = Flow::new("secret-flow")
+        .task(in_queue("secret-task", "bank"))
+        .task(in_queue("mine", "mail").after("secret-task"))
+        .on_end(job("greet").queue("mail").tags(["callback"]));
+    let secret = fixture.enqueue_flow(secret).await.expect("a flow");
+    let own =
+        Flow::new("own-flow").task(in_queue("first", "mail")).task(in_queue("second", "mail").after("first"));
+    let own = fixture.enqueue_flow(own).await.expect("a flow");
+    let waiting = task_named(&all, &json!({ "id": secret.id }), "mine").await;
+    let callback = all.get("/jobs?tag=callback").await.json()[0].clone();
+    for (waiting, message) in
+        [(&waiting, "it waits for other tasks of its flow"), (&callback, "it waits for the end of a flow")]
+    {
+        let id = id_of(waiting);
+        // Pages keep what they read for a second: those of another caller must not be shown.
+        for (http, is_named) in [(&all, true), (&limited, false), (&all, true)] {
+            let explained = http.get(&format!("/jobs/{id}/explain")).await.expect_status(200);
+            assert_eq!(explained.text.contains("secret-flow"), is_named, "{explained:?}");
+            assert_eq!(explained.text.contains(message), !is_named, "{explained:?}");
+            if cfg!(feature = "dashboard") {
+                let page = http.get(&format!("/ui/jobs/{id}")).await.expect_status(200);
+                assert_eq!(page.text.contains("secret-flow"), is_named, "{}", page.text);
+                assert!(is_named || !page.text.contains("secret-task"), "{}", page.text);
+            }
+        }
+    }
+    let second = task_named(&all, &json!({ "id": own.id }), "second").await;
+    let (_, message) = explain(&limited, &second).await;
+    assert!(message.contains("task `first` of flow `own-flow`"), "{message}");
 }
 
 async fn explain_says_that_a_callback_waits_for_its_flow(fixture: Fixture) {

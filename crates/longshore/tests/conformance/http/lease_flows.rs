@@ -21,6 +21,8 @@ cases! {
     a_spawn_or_join_that_cannot_be_done_is_refused_with_a_reason,
     a_stale_lease_neither_spawns_nor_joins,
     a_spawn_needs_the_scope_and_the_queues_of_its_jobs,
+    a_task_reads_what_its_flow_hands_it_whatever_the_queues,
+    a_job_with_the_id_of_a_flow_reads_none_of_its_results,
 }
 
 /// A worker that holds one job.
@@ -315,5 +317,61 @@ async fn a_spawn_needs_the_scope_and_the_queues_of_its_jobs(fixture: Fixture) {
         ("/leases/inputs", json!({})),
     ] {
         foreign.send(path, body).await.expect_problem(403, "forbidden", "another queue");
+    }
+}
+
+/// Whoever has enqueued the flow has decided that the task gets these results. So a worker needs only the queue of the
+/// task.
+async fn a_task_reads_what_its_flow_hands_it_whatever_the_queues(fixture: Fixture) {
+    let (_, all) = token(&fixture, Scope::Work, None).await;
+    let (_, limited) = token(&fixture, Scope::Work, Some(&["mail"])).await;
+    let http = with_tokens_required(&fixture);
+    let (all, limited) = (http.with_token(&all), http.with_token(&limited));
+    let flow = Flow::new("import")
+        .task(task("fetch", NewJob::new("fetch", &1).queue("bank")))
+        .task(task("other", NewJob::new("fetch", &2).queue("bank")))
+        .task(task("parse", NewJob::new("parse", &3).queue("mail").priority(1)).after("fetch"));
+    put(&fixture, flow).await;
+    let leased = all.post("/leases", &json!({ "queues": ["bank"], "limit": 2 })).await.expect_status(200);
+    let (worker_id, jobs) = (worker(&leased), leased.json()["jobs"].clone());
+    for job in jobs.as_array().expect("jobs") {
+        let lease = json!({ "id": job["id"], "lease_no": job["lease_no"] });
+        let end = ended(&lease, "succeeded", json!({ "result": "row" }));
+        assert_eq!(settle(&all, &worker_id, end).await, "stored");
+    }
+    let body = json!({ "queues": ["mail"], "wait_seconds": 20 });
+    let leased = in_time(limited.post("/leases", &body)).await.expect_status(200);
+    let parse = held(&leased);
+    let body = json!({ "worker_id": worker(&leased), "id": parse["id"], "lease_no": parse["lease_no"] });
+    let inputs = limited.post("/leases/inputs", &body).await.expect_status(200).json()["inputs"].clone();
+    assert_eq!(inputs.as_array().map(Vec::len), Some(1), "only what it waited for: {inputs}");
+    assert_eq!((&inputs[0]["task"], &inputs[0]["result"]), (&json!("fetch"), &json!("row")));
+}
+
+/// A worker can store steps that look like those of a spawn and of a join.
+async fn a_job_with_the_id_of_a_flow_reads_none_of_its_results(fixture: Fixture) {
+    let (_, limited) = token(&fixture, Scope::Admin, Some(&["mail"])).await;
+    let limited = with_tokens_required(&fixture).with_token(&limited);
+    let flow =
+        put(&fixture, Flow::new("payroll").task(task("pay", NewJob::new("pay", &1).queue("bank")))).await;
+    fixture.cancel_flow(flow.id).await.expect("cancel");
+    fixture.advance_flows().await.expect("advance");
+    let job = json!({ "id": flow.id, "kind": "order", "payload": 1, "queue": "mail" });
+    limited.post("/jobs", &job).await.expect_status(201);
+    let leased = limited.post("/leases", &json!({ "queues": ["mail"] })).await.expect_status(200);
+    let thief = Parent { worker: worker(&leased), lease: held(&leased), http: limited };
+    let spawned = json!({
+        "spawned": 1,
+        "first": "00000000-0000-0000-0000-000000000000",
+        "last": "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    });
+    let steps = json!([
+        { "name": "pay", "value": spawned },
+        { "name": "joined", "value": { "spawned": ["pay"] } },
+    ]);
+    thief.send("/leases/steps", json!({ "steps": steps })).await.expect_status(200);
+    for name in ["joined", "all"] {
+        let refused = thief.send("/leases/join", json!({ "name": name })).await;
+        refused.expect_problem(409, "conflict", "this job has no children");
     }
 }

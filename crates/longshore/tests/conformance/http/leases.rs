@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use longshore::api::{Api, Limits};
 use longshore::lifecycle::State;
-use longshore::{NewJob, RetryPolicy, Status};
+use longshore::{NewJob, RetryPolicy, Scope, Status};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
+use super::auth::{token, with_tokens_required};
 use super::client::{HttpClient, Response, before_timeout};
 use crate::fixture::{Engine, Fixture, MINUTE, SECOND, job};
 use crate::worker::until;
@@ -41,6 +42,7 @@ cases! {
     a_call_dropped_at_any_moment_leaves_nothing_leased,
     a_call_dropped_after_its_job_is_marked_started_leaves_nothing_leased,
     a_worker_can_change_its_queues_and_kinds,
+    a_lease_of_a_worker_that_changed_its_queues_is_closed_to_limited_tokens,
     suspects_are_leased_one_at_a_time,
     a_long_poll_ends_when_the_server_stops,
 }
@@ -192,11 +194,13 @@ async fn an_invalid_settle_or_lease_request_is_refused_by_field(fixture: Fixture
         "validation",
         "stale_after_seconds",
     );
-    http.post("/leases", &json!({ "wait_seconds": -1 })).await.expect_problem(
-        422,
-        "validation",
-        "wait_seconds",
-    );
+    for wait in [-1.0, 20.5, 32768.0, 1e300] {
+        http.post("/leases", &json!({ "wait_seconds": wait })).await.expect_problem(
+            422,
+            "validation",
+            "wait_seconds",
+        );
+    }
     http.send("DELETE", "/leases/seven", &[], "").await.expect_problem(400, "bad_request", "worker_id");
     assert_eq!(settle(&http, &worker_id, ended(&lease, "released", json!({}))).await, "stored");
 }
@@ -732,6 +736,36 @@ async fn a_worker_can_change_its_queues_and_kinds(fixture: Fixture) {
     );
     http.post("/jobs", &sms).await.expect_status(201);
     held(&http.post("/leases", &request).await.expect_status(200));
+}
+
+/// The worker of another token has changed its queues and still holds a job of the old one.
+async fn a_lease_of_a_worker_that_changed_its_queues_is_closed_to_limited_tokens(fixture: Fixture) {
+    let (_, all) = token(&fixture, Scope::Work, None).await;
+    let (_, limited) = token(&fixture, Scope::Work, Some(&["mail"])).await;
+    let http = with_tokens_required(&fixture);
+    let (http, limited) = (http.with_token(&all), http.with_token(&limited));
+    let id = fixture.add(job("pay").queue("bank")).await;
+    let leased = http.post("/leases", &json!({ "queues": ["bank"] })).await.expect_status(200);
+    let (worker, lease) = (worker(&leased), held(&leased));
+    let moved = json!({ "worker_id": worker, "queues": ["mail"], "held": [lease] });
+    http.post("/leases", &moved).await.expect_status(200);
+    let settle =
+        json!({ "worker_id": worker, "items": [{ "id": id, "lease_no": 1, "outcome": "succeeded" }] });
+    let of_lease = json!({ "worker_id": worker, "id": id, "lease_no": 1 });
+    for (path, body) in [
+        ("/leases", &json!({ "worker_id": worker, "queues": ["mail"], "held": [] })),
+        ("/leases/renew", &json!({ "worker_id": worker, "leases": [] })),
+        ("/leases/settle", &settle),
+        ("/leases/inputs", &of_lease),
+    ] {
+        limited.post(path, body).await.expect_problem(403, "forbidden", "another queue");
+    }
+    let path = format!("/leases/{worker}");
+    limited.send("DELETE", &path, &[], "").await.expect_problem(403, "forbidden", "another queue");
+    assert_eq!(fixture.status(id).await, Status::Running);
+    // Without the job it is a worker of `mail` like any other.
+    http.post("/leases/settle", &settle).await.expect_status(200);
+    limited.post("/leases", &json!({ "worker_id": worker, "queues": ["mail"] })).await.expect_status(200);
 }
 
 async fn suspects_are_leased_one_at_a_time(fixture: Fixture) {

@@ -18,6 +18,7 @@ cases! {
     operations_are_listed_in_pages,
     a_repeated_request_starts_one_operation,
     every_wrong_field_is_refused_by_name_and_nothing_is_stored,
+    json_that_no_filter_can_hold_is_refused_by_name,
     a_limited_token_starts_operations_on_its_queues_only,
     a_limited_token_sees_operations_on_its_queues_only,
 }
@@ -189,6 +190,22 @@ async fn limited(fixture: &Fixture, api: Api) -> (HttpClient, HttpClient) {
     let (_, limited) = token(fixture, Scope::Admin, Some(&["mail", "letters"])).await;
     let (_, admin) = token(fixture, Scope::Admin, None).await;
     (http.with_token(&limited), http.with_token(&admin))
+}
+
+async fn json_that_no_filter_can_hold_is_refused_by_name(fixture: Fixture) {
+    let http = HttpClient::for_api(idle(&fixture));
+    for (filter, part) in [
+        (r#"{"kind":1e400}"#, "filter.kind"),
+        (r#"{"older_than":1e400}"#, "filter.older_than"),
+        (r#"{"kind":"\ud800"}"#, "filter.kind"),
+        (r#"{"status":["\udc00"]}"#, "filter.status"),
+        (r#"{"colour":1e400}"#, "filter.colour"),
+        (r#"{"\ud800":1}"#, "filter"),
+    ] {
+        let body = format!(r#"{{"action":"retry","filter":{filter}}}"#);
+        let headers = [("content-type", "application/json")];
+        http.send("POST", "/operations", &headers, &body).await.expect_problem(422, "validation", part);
+    }
 }
 
 async fn a_limited_token_starts_operations_on_its_queues_only(fixture: Fixture) {

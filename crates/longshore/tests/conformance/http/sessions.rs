@@ -1,5 +1,7 @@
 //! Sessions: logging in, what a cookie permits, and how a session ends.
 
+use longshore::api::{Access, Admission, Api};
+use longshore::store::MAX_SESSIONS;
 use longshore::{NewToken, Scope};
 use serde_json::json;
 use uuid::Uuid;
@@ -16,6 +18,8 @@ cases! {
     a_session_ends_with_its_token,
     a_session_ends_after_seven_days,
     expired_sessions_are_removed,
+    a_token_has_a_limited_number_of_sessions,
+    reading_the_session_counts_against_the_rate_of_the_token,
     a_cookie_is_no_token_and_a_token_is_no_cookie,
     a_token_counts_more_than_a_cookie,
     servers_on_two_ports_of_a_host_keep_their_own_sessions,
@@ -143,6 +147,42 @@ async fn expired_sessions_are_removed(fixture: Fixture) {
     fixture.advance(8 * DAY).await;
     cookie(&http, &secret).await;
     assert_eq!(fixture.query_number("select count(*) from sessions", None).await, 1);
+}
+
+async fn a_token_has_a_limited_number_of_sessions(fixture: Fixture) {
+    let (_, secret) = token(&fixture, Scope::Read, None).await;
+    let (_, other) = token(&fixture, Scope::Read, None).await;
+    let http = with_tokens_required(&fixture);
+    let of_other = cookie(&http, &other).await;
+    let mut cookies = Vec::new();
+    for _ in 0..=MAX_SESSIONS {
+        fixture.advance(SECOND).await;
+        cookies.push(cookie(&http, &secret).await);
+    }
+    let sessions = fixture.query_number("select count(*) from sessions", None).await;
+    assert_eq!(sessions, i64::from(MAX_SESSIONS) + 1);
+    // A new server has not seen any of them.
+    let http = with_tokens_required(&fixture);
+    get(&http, "/jobs", &cookies[0]).await.expect_problem(401, "unauthorized", "session");
+    for open in [&cookies[1], &cookies[MAX_SESSIONS as usize], &of_other] {
+        get(&http, "/jobs", open).await.expect_status(200);
+    }
+}
+
+async fn reading_the_session_counts_against_the_rate_of_the_token(fixture: Fixture) {
+    let (_, secret) = token(&fixture, Scope::Read, None).await;
+    let slow = Admission { requests_per_second: Some(1), ..Admission::default() };
+    let api = Api::new(fixture.client()).access(Access::Tokens).admission(slow);
+    let http = HttpClient::for_api(api).with_token(&secret);
+    let mut refused = 0;
+    for _ in 0..50 {
+        let response = http.get("/session").await;
+        if response.status != 200 {
+            response.expect_problem(429, "rate_limited", "slow down");
+            refused += 1;
+        }
+    }
+    assert!(refused > 0);
 }
 
 async fn a_cookie_is_no_token_and_a_token_is_no_cookie(fixture: Fixture) {
