@@ -13,7 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::Server;
 use super::auth::Caller;
 use super::enqueue::{NewJobBody, TimeoutSchema, TimeoutSeconds};
-use super::extract::{Body, NamePath, Object, Query, clamped, optional_object, refuse_nul};
+use super::extract::{Body, NamePath, Object, Query, clamped, optional_object};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::schemas::{AnyInteger, RetrySchema};
 use crate::client::kinds::Kind;
@@ -96,6 +96,7 @@ impl KindBody {
 #[into_params(parameter_in = Query)]
 pub(super) struct KindsQuery {
     /// Continue after the previous page. The `Link` header has the URL of the next page.
+    #[param(pattern = "^([0-9a-f]{2}){1,128}\\.([0-9a-f]{2}){0,128}$", example = "6772656574.")]
     cursor: Option<String>,
     /// The maximum number of kinds, 1 to 1000; 100 by default. With schemas, at most 100. Values outside are clamped.
     #[serde(default, deserialize_with = "clamped")]
@@ -129,7 +130,6 @@ pub(super) async fn list(
     Query(query): Query<KindsQuery>,
 ) -> ApiResult<Response> {
     let after = query.cursor.as_deref().map(position).transpose()?;
-    refuse_nul(after.iter().flat_map(|(name, queue)| [Some(name.as_str()), Some(queue.as_str())]))?;
     let (schemas, max) = match query.schemas {
         Some(true) => (Schemas::Include, MAX_PAGE_OF_SCHEMAS),
         _ => (Schemas::Omit, MAX_PAGE),
@@ -162,7 +162,8 @@ fn position(cursor: &str) -> ApiResult<(String, String)> {
     let text = |digits: &str| {
         let byte = |at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
         let bytes = (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>()?;
-        String::from_utf8(bytes).ok()
+        // Only a position: any text will do, except for a character that Postgres does not take.
+        Some(String::from_utf8_lossy(&bytes).replace('\0', ""))
     };
     let parts = || {
         let (name, queue) = cursor.split_once('.')?;
