@@ -706,9 +706,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Lists registered kinds, sorted by name.
-         * @description Workers register the kinds that they handle, and `PUT /kinds/{kind}` registers
-         *     others. Kinds belong to no queue, so every token with the scope sees all of them.
+         * Lists registered kinds, sorted by name and queue.
+         * @description Workers register the kinds that they handle, and `PUT /kinds/{kind}` registers others. A kind applies to the jobs of
+         *     all queues, and every token with the scope sees it. Kinds that a worker registers with a token that is limited to
+         *     queues apply only to jobs of these queues, and tokens for other queues do not see them.
          */
         get: operations["list_kinds"];
         put?: never;
@@ -2080,9 +2081,13 @@ export interface components {
         /** @description A registered kind. */
         Kind: {
             defaults: null | components["schemas"]["KindDefaults"];
+            /** @description Whether payloads must match a JSON Schema. */
+            has_schema: boolean;
             name: string;
-            /** @description A JSON Schema that payloads must match. */
-            schema: unknown;
+            /** @description The queue to whose jobs the kind applies; null for jobs of all queues. */
+            queue: string | null;
+            /** @description A JSON Schema that payloads must match. Lists have it only with `schemas=true`. */
+            schema?: unknown;
             /** Format: date-time */
             updated_at: string;
         };
@@ -5466,20 +5471,41 @@ export interface operations {
     };
     list_kinds: {
         parameters: {
-            query?: never;
+            query?: {
+                /**
+                 * @description Continue after the previous page. The `Link` header has the URL of the next page.
+                 * @example 6772656574.
+                 */
+                cursor?: string;
+                /** @description The maximum number of kinds, 1 to 1000; 100 by default. With schemas, at most 100. Values outside are clamped. */
+                limit?: number;
+                /** @description Whether to include the JSON Schemas; false by default. */
+                schemas?: boolean;
+            };
             header?: never;
             path?: never;
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description All registered kinds. */
+            /** @description A page of kinds. `Link` is the next page, if there may be one. */
             200: {
                 headers: {
+                    /** @description `<…>; rel="next"` */
+                    Link?: string;
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["Kind"][];
+                };
+            };
+            /** @description A parameter is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
             /** @description Why the request failed. */

@@ -51,7 +51,7 @@ onEachEngine(({ server, smoke, test }) => {
       assert.equal(handle.enqueuedAs, "created");
       const result: { greeting: string; at: string } = await handle.result();
       assert.deepEqual(result, { greeting: "Hello AdaHello Ada", at: "1970-01-01T00:00:00.000Z" });
-      const kinds = await fetch(`${server().url}/kinds`).then(
+      const kinds = await fetch(`${server().url}/kinds?schemas=true`).then(
         (reply) => reply.json() as Promise<Record<string, unknown>[]>,
       );
       const kind = kinds.find((each) => each["name"] === job.name || each["kind"] === job.name);

@@ -272,12 +272,16 @@ fn queue_limit(text: &str) -> Result<QueueLimit, String> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kinds {
-    /// List the registered kinds
+    /// List the registered kinds, and the queues to whose jobs they apply
     #[command(after_help = "\
 Examples:
   longshore kinds list
-  longshore kinds list --json | jq '.[] | select(.name == \"send_email\") | .schema'")]
-    List,
+  longshore kinds list --schemas --json | jq '.[] | select(.name == \"send_email\") | .schema'")]
+    List {
+        /// Include the JSON Schemas (with --json)
+        #[arg(long)]
+        schemas: bool,
+    },
 
     /// Register a kind, with a schema for its payloads and defaults for its jobs
     ///

@@ -152,7 +152,7 @@ pub(super) async fn warn_if_unknown(endpoint: &Endpoint, kind: &str, out: &Out) 
         return;
     }
     // The job is already stored, so a failure to list the kinds is not an error.
-    let Ok(reply) = endpoint.get(&["kinds"]).send().await else { return };
+    let Ok(reply) = super::kinds::all(endpoint, false).await else { return };
     let Ok(kinds) = reply.read::<Vec<find::Named>>() else { return };
     if !kinds.iter().any(|known| known.name == kind) {
         let mut known: Vec<&str> = kinds.iter().map(|known| known.name.as_str()).collect();

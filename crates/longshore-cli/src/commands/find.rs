@@ -67,7 +67,9 @@ pub(super) async fn names(endpoint: &Endpoint, path: &str) -> Vec<String> {
 
 /// The registered kinds and the built-in ones.
 pub(super) async fn kinds(endpoint: &Endpoint) -> Vec<String> {
-    let mut kinds = names(endpoint, "kinds").await;
+    let reply = super::kinds::all(endpoint, false).await;
+    let named: Vec<Named> = reply.and_then(|reply| reply.read()).unwrap_or_default();
+    let mut kinds: Vec<String> = named.into_iter().map(|named| named.name).collect();
     kinds.extend(builtin::names().map(str::to_owned));
     kinds.sort_unstable();
     kinds.dedup();

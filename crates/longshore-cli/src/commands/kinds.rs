@@ -7,14 +7,15 @@ use serde_json::value::RawValue;
 
 use super::enqueue::read_json;
 use crate::args::{Kinds, PutKind};
-use crate::endpoint::Endpoint;
-use crate::failure::{Code, Outcome};
+use crate::endpoint::{Endpoint, Reply};
+use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Fit, Out, RawObject, Table};
 
 #[derive(Deserialize)]
 struct Kind {
     name: String,
-    schema: Option<Box<RawValue>>,
+    queue: Option<String>,
+    has_schema: bool,
     defaults: Option<Box<RawValue>>,
     updated_at: DateTime<Utc>,
 }
@@ -30,7 +31,7 @@ struct NewKind {
 
 pub(super) async fn run(endpoint: &Endpoint, command: Kinds, out: &Out) -> Outcome {
     match command {
-        Kinds::List => list(endpoint, out).await,
+        Kinds::List { schemas } => list(endpoint, schemas, out).await,
         Kinds::Put(args) => put(endpoint, &args, out).await,
         Kinds::Remove { kind } => {
             endpoint.delete(&["kinds", &kind]).send().await?;
@@ -44,8 +45,24 @@ pub(super) async fn run(endpoint: &Endpoint, command: Kinds, out: &Out) -> Outco
     }
 }
 
-async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
-    let reply = endpoint.get(&["kinds"]).send().await?;
+/// The registered kinds, of all pages.
+pub(super) async fn all(endpoint: &Endpoint, schemas: bool) -> Result<Reply, Failure> {
+    let get = async |cursor: Option<String>| {
+        let request = endpoint.get(&["kinds"]).query("limit", Some(1000)).query("cursor", cursor);
+        request.query("schemas", schemas.then_some(true)).send().await
+    };
+    let mut reply = get(None).await?;
+    let mut next = reply.cursor.take();
+    while let Some(cursor) = next {
+        let mut page = get(Some(cursor)).await?;
+        next = page.cursor.take();
+        reply.append(page)?;
+    }
+    Ok(reply)
+}
+
+async fn list(endpoint: &Endpoint, schemas: bool, out: &Out) -> Outcome {
+    let reply = all(endpoint, schemas).await?;
     if out.json {
         out.document(&reply.read::<Vec<RawObject>>()?);
     } else {
@@ -73,6 +90,7 @@ async fn put(endpoint: &Endpoint, args: &PutKind, out: &Out) -> Outcome {
 fn table(kinds: &[Kind], out: &Out) -> Table {
     let mut table = Table::new([
         ("kind", Fit::Cut),
+        ("queue", Fit::CutOrOmitted),
         ("schema", Fit::Whole),
         ("updated", Fit::WholeOrOmitted),
         ("defaults", Fit::CutOrOmitted),
@@ -80,7 +98,8 @@ fn table(kinds: &[Kind], out: &Out) -> Table {
     for kind in kinds {
         table.row([
             kind.name.clone(),
-            if kind.schema.is_some() { "yes" } else { "-" }.to_owned(),
+            kind.queue.clone().unwrap_or_else(|| "all".into()),
+            if kind.has_schema { "yes" } else { "-" }.to_owned(),
             out.time(kind.updated_at),
             kind.defaults.as_ref().map_or_else(|| "-".into(), |defaults| defaults.get().to_owned()),
         ]);

@@ -192,6 +192,8 @@ pub(crate) struct Reply {
     text: String,
     /// The cursor of the next page, if there is one.
     pub(crate) next: Option<JobId>,
+    /// The same, of a list whose cursors are not ids.
+    pub(crate) cursor: Option<String>,
     /// Whether an enqueue created the job: `created`, `existing` or `replaced`.
     pub(crate) enqueued_as: Option<String>,
     /// The offset of the next page: how many matches it still has to skip.
@@ -205,6 +207,7 @@ impl Reply {
         Reply {
             text,
             next: parameter("cursor=").and_then(|id| id.parse().ok()),
+            cursor: parameter("cursor=").map(str::to_owned),
             next_offset: parameter("offset=").and_then(|offset| offset.parse().ok()).unwrap_or(0),
             enqueued_as: value(HeaderName::from_static("enqueued-as")).map(str::to_owned),
         }

@@ -96,7 +96,7 @@ fn the_commands_that_dev_prints_work_and_its_data_survives_a_restart() {
     let job = get(&addr, &format!("/jobs/{id}")).json(200);
     assert_eq!(job["status"], "succeeded");
     assert!(job["result"]["summary"].is_string(), "{job}");
-    let kinds = get(&addr, "/kinds").json(200);
+    let kinds = get(&addr, "/kinds?schemas=true").json(200);
     let described: Vec<&str> = kinds
         .as_array()
         .unwrap()

@@ -11,7 +11,7 @@ use metrics::{counter, histogram};
 use crate::client::Client;
 use crate::client::settle::{Kept, held_for};
 use crate::job_metrics::{COMPLETED, DURATION, STARTED, outcome_label, register_kind};
-use crate::store::Claimed;
+use crate::store::{Claimed, KindFilter, Schemas};
 
 /// Counts the stored end of an attempt of a worker that calls the API.
 pub(super) fn count_http_attempt(claimed: &Claimed, kept: Kept) {
@@ -54,7 +54,9 @@ impl KnownKinds {
         if !self.start_reading() {
             return;
         }
-        if let Ok(Ok(kinds)) = tokio::time::timeout(READ_TIMEOUT, client.kinds()).await {
+        let filter =
+            KindFilter { limit: Some(MAX_KINDS as u32), schemas: Schemas::Omit, ..KindFilter::default() };
+        if let Ok(Ok(kinds)) = tokio::time::timeout(READ_TIMEOUT, client.kinds_page(&filter)).await {
             kinds.iter().for_each(|kind| self.register(&kind.name));
         }
     }

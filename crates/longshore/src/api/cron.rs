@@ -159,7 +159,7 @@ pub(super) async fn put(
         )));
     }
     body.job.refuse_id().map_err(|problem| problem.at("job"))?;
-    let kind = server.client.check_job(body.job.kind(), body.job.payload()).await?;
+    let kind = server.client.check_job(body.job.kind(), body.job.queue(), body.job.payload()).await?;
     let job = body.job.into_job(&defaults_of(kind.as_deref()))?;
     let mut schedule = NewSchedule::new(&name, body.cron, job);
     if let Some(zone) = body.zone {

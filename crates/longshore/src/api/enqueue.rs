@@ -303,6 +303,10 @@ impl NewJobBody {
         &self.kind
     }
 
+    pub(super) fn queue(&self) -> Option<&str> {
+        self.queue.as_deref()
+    }
+
     pub(super) fn payload(&self) -> &str {
         self.payload.get()
     }
@@ -418,7 +422,7 @@ pub(super) async fn enqueue(
         body.idempotency_key = Some(key);
     }
     body.trace = trace;
-    let kind = server.client.check_job(body.kind(), body.payload()).await?;
+    let kind = server.client.check_job(body.kind(), body.queue(), body.payload()).await?;
     let (job, span) = body.validate_in_span(kind.as_deref(), &caller)?;
     server.limiter.check_depth(&server.client, job.queue()).await?;
     let stored = server.client.store_one(job).instrument(span).await?;
@@ -442,7 +446,7 @@ pub(super) async fn enqueue(
 /// Checks a requested job: the payload against its kind, every field, and that the
 /// caller may enqueue it.
 pub(super) async fn validate_job(server: &Server, caller: &Caller, body: NewJobBody) -> ApiResult<ValidJob> {
-    let kind = server.client.check_job(body.kind(), body.payload()).await?;
+    let kind = server.client.check_job(body.kind(), body.queue(), body.payload()).await?;
     body.validate(kind.as_deref(), caller)
 }
 

@@ -2,26 +2,28 @@
 //! remove kinds. The client checks new jobs against them.
 
 use axum::Json;
-use axum::extract::State;
-use axum::http::StatusCode;
+use axum::extract::{OriginalUri, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::Server;
 use super::auth::Caller;
 use super::enqueue::{NewJobBody, TimeoutSchema, TimeoutSeconds};
-use super::extract::{Body, NamePath, Object, optional_object};
+use super::extract::{Body, NamePath, Object, Query, clamped, optional_object};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
-use super::schemas::RetrySchema;
+use super::schemas::{AnyInteger, RetrySchema};
 use crate::client::kinds::Kind;
 use crate::json_schema::JsonSchema;
 use crate::retry::RetryPolicy;
-use crate::store::{KindRecord, NewKind};
+use crate::store::{KindFilter, KindRecord, MAX_SCHEMA, NewKind, Schemas};
 
-/// The maximum size of a schema, in bytes of JSON. Every process that enqueues keeps the schemas in memory.
-const MAX_SCHEMA: usize = 256 * 1024;
+/// The maximum number of kinds per page, and of kinds with their schemas.
+const MAX_PAGE: i64 = 1000;
+const MAX_PAGE_OF_SCHEMAS: i64 = 100;
 
 /// Values for the fields that a request leaves out.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
@@ -44,10 +46,13 @@ pub(super) struct Defaults {
 /// The defaults of a registered kind.
 pub(super) fn defaults_of(kind: Option<&Kind>) -> Defaults {
     let Some(stored) = kind.and_then(|kind| kind.defaults.as_ref()) else { return Defaults::default() };
-    serde_json::from_str(stored.get()).unwrap_or_else(|error| {
+    let defaults = serde_json::from_str(stored.get()).unwrap_or_else(|error| {
         tracing::warn!(%error, "the stored defaults of a kind are invalid and ignored");
         Defaults::default()
-    })
+    });
+    // A kind of one queue applies to jobs that name this queue.
+    let is_of_one_queue = kind.is_some_and(|kind| kind.queue.is_some());
+    Defaults { queue: defaults.queue.filter(|_| !is_of_one_queue), ..defaults }
 }
 
 // ---- routes ----------------------------------------------------------------
@@ -57,39 +62,116 @@ pub(super) fn defaults_of(kind: Option<&Kind>) -> Defaults {
 #[schema(as = Kind)]
 pub(super) struct KindBody {
     name: String,
-    /// A JSON Schema that payloads must match.
-    #[schema(required, value_type = Option<serde_json::Value>)]
-    schema: Option<Box<RawValue>>,
+    /// The queue to whose jobs the kind applies; null for jobs of all queues.
+    #[schema(required)]
+    queue: Option<String>,
+    /// Whether payloads must match a JSON Schema.
+    has_schema: bool,
+    /// A JSON Schema that payloads must match. Lists have it only with `schemas=true`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    schema: Option<Option<Box<RawValue>>>,
     /// Values for the fields that a request leaves out.
     #[schema(required, value_type = Option<Defaults>)]
     defaults: Option<Box<RawValue>>,
     updated_at: DateTime<Utc>,
 }
 
-impl From<KindRecord> for KindBody {
-    fn from(kind: KindRecord) -> Self {
+impl KindBody {
+    fn new(kind: KindRecord, schemas: Schemas) -> Self {
         KindBody {
             name: kind.name,
-            schema: kind.schema,
+            queue: kind.queue,
+            has_schema: kind.has_schema,
+            schema: (schemas == Schemas::Include).then_some(kind.schema),
             defaults: kind.defaults,
             updated_at: kind.updated_at,
         }
     }
 }
 
-/// Lists registered kinds, sorted by name.
+/// Which kinds to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct KindsQuery {
+    /// Continue after the previous page. The `Link` header has the URL of the next page.
+    #[param(pattern = "^([0-9a-f]{2}){1,128}\\.([0-9a-f]{2}){0,128}$", example = "6772656574.")]
+    cursor: Option<String>,
+    /// The maximum number of kinds, 1 to 1000; 100 by default. With schemas, at most 100. Values outside are clamped.
+    #[serde(default, deserialize_with = "clamped")]
+    #[param(inline, value_type = Option<AnyInteger>)]
+    limit: Option<i64>,
+    /// Whether to include the JSON Schemas; false by default.
+    schemas: Option<bool>,
+}
+
+/// Lists registered kinds, sorted by name and queue.
 ///
-/// Workers register the kinds that they handle, and `PUT /kinds/{kind}` registers
-/// others. Kinds belong to no queue, so every token with the scope sees all of them.
+/// Workers register the kinds that they handle, and `PUT /kinds/{kind}` registers others. A kind applies to the jobs of
+/// all queues, and every token with the scope sees it. Kinds that a worker registers with a token that is limited to
+/// queues apply only to jobs of these queues, and tokens for other queues do not see them.
 #[utoipa::path(
     get,
     path = "/kinds",
     operation_id = "list_kinds",
     tag = "kinds",
-    responses((status = 200, description = "All registered kinds.", body = Vec<KindBody>)),
+    params(KindsQuery),
+    responses(
+        (status = 200, description = "A page of kinds. `Link` is the next page, if there may be one.",
+         body = Vec<KindBody>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
+        (status = 400, description = "A parameter is invalid.", body = ProblemBody),
+    ),
 )]
-pub(super) async fn list(State(server): State<Server>, _: Caller) -> ApiResult<Json<Vec<KindBody>>> {
-    Ok(Json(server.client.kinds().await?.into_iter().map(KindBody::from).collect()))
+pub(super) async fn list(
+    State(server): State<Server>,
+    caller: Caller,
+    OriginalUri(uri): OriginalUri,
+    Query(query): Query<KindsQuery>,
+) -> ApiResult<Response> {
+    let after = query.cursor.as_deref().map(position).transpose()?;
+    let (schemas, max) = match query.schemas {
+        Some(true) => (Schemas::Include, MAX_PAGE_OF_SCHEMAS),
+        _ => (Schemas::Omit, MAX_PAGE),
+    };
+    let limit = query.limit.unwrap_or(100).clamp(1, max) as u32;
+    let filter =
+        KindFilter { after, limit: Some(limit), queues: caller.queues().map(<[String]>::to_vec), schemas };
+    let kinds = server.client.kinds_page(&filter).await?;
+    let next = kinds.last().filter(|_| kinds.len() == limit as usize).map(cursor);
+    let kinds: Vec<KindBody> = kinds.into_iter().map(|kind| KindBody::new(kind, schemas)).collect();
+    let mut response = Json(kinds).into_response();
+    if let Some(next) = next {
+        let with_schemas = if schemas == Schemas::Include { "&schemas=true" } else { "" };
+        let link = format!("<{}?cursor={next}&limit={limit}{with_schemas}>; rel=\"next\"", uri.path());
+        if let Ok(link) = HeaderValue::from_str(&link) {
+            response.headers_mut().insert(header::LINK, link);
+        }
+    }
+    Ok(response)
+}
+
+/// The cursor of the page after this kind: its name and its queue, in hexadecimal digits.
+fn cursor(kind: &KindRecord) -> String {
+    let digits = |text: &str| text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!("{}.{}", digits(&kind.name), digits(kind.queue.as_deref().unwrap_or_default()))
+}
+
+/// The name and the queue of a cursor.
+fn position(cursor: &str) -> ApiResult<(String, String)> {
+    let text = |digits: &str| {
+        let byte = |at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+        let bytes = (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>()?;
+        // Only a position: any text will do, except for a character that Postgres does not take.
+        Some(String::from_utf8_lossy(&bytes).replace('\0', ""))
+    };
+    let parts = || {
+        let (name, queue) = cursor.split_once('.')?;
+        Some((text(name)?, text(queue)?))
+    };
+    parts().ok_or_else(|| {
+        Problem::bad_request("cursor: is not the cursor of a page; use the URL in the `Link` header")
+    })
 }
 
 /// The schema and defaults of a kind.
@@ -129,16 +211,17 @@ pub(super) async fn put(
     Body(body): Body<NewKindBody>,
 ) -> ApiResult<Json<KindBody>> {
     caller.may_use_all()?;
-    check_kind(&name, body.schema.as_deref(), body.defaults.as_deref())?;
+    check_kind(&name, body.schema.as_deref(), body.defaults.as_deref()).await?;
     let kind = NewKind { name: name.clone(), schema: body.schema, defaults: body.defaults };
     server.client.put_kinds(&[kind]).await?;
-    let stored = server.client.kinds().await?.into_iter().find(|kind| kind.name == name);
+    let filter = KindFilter { queues: Some(Vec::new()), ..KindFilter::default() };
+    let stored = server.client.kinds_page(&filter).await?.into_iter().find(|kind| kind.name == name);
     let removed = || Problem::new(Slug::Conflict, format!("kind `{name}` was removed at the same time"));
-    Ok(Json(stored.ok_or_else(removed)?.into()))
+    Ok(Json(KindBody::new(stored.ok_or_else(removed)?, Schemas::Include)))
 }
 
 /// Checks the schema and the defaults of a kind. Returns the defaults.
-pub(super) fn check_kind(
+pub(super) async fn check_kind(
     name: &str,
     schema: Option<&RawValue>,
     defaults: Option<&RawValue>,
@@ -151,6 +234,7 @@ pub(super) fn check_kind(
             )));
         }
         JsonSchema::compile(schema.get())
+            .await
             .map_err(|error| Problem::validation(format!("schema: {}", truncated(&error))))?;
     }
     let Some(defaults) = defaults else { return Ok(None) };

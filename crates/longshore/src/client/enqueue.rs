@@ -170,7 +170,7 @@ impl<'a> Enqueueing<'a> {
         let span = self.job.span();
         let stored = async move {
             let job = self.job.validate()?;
-            self.client.check_job(&job.kind, &job.payload).await?;
+            self.client.check_job(&job.kind, Some(&job.queue), &job.payload).await?;
             self.client.store_one(job).await
         };
         stored.instrument(span).await

@@ -10,6 +10,7 @@ use tracing::Instrument;
 
 use super::Client;
 use super::enqueue::{CallerTransaction, batch_span};
+use crate::enqueue::ValidJob;
 use crate::enqueue::{NewJob, check_name};
 use crate::error::{Error, Result};
 use crate::flow::graph::{Flow, member_job};
@@ -143,14 +144,18 @@ impl Client {
         Ok((stored, self.flow(id).await?))
     }
 
+    async fn check_member(&self, job: &ValidJob) -> Result<()> {
+        self.check_job(&job.kind, Some(&job.queue), &job.payload).await.map(drop)
+    }
+
     async fn check_flow(&self, flow: &NewFlow) -> Result<()> {
         for member in &flow.members {
             let name = member.task.as_deref().unwrap_or(&member.job.kind);
-            let checked = self.check_job(&member.job.kind, &member.job.payload).await;
+            let checked = self.check_member(&member.job).await;
             checked.map_err(|error| error.in_task(name))?;
         }
         for job in &flow.callbacks {
-            self.check_job(&job.kind, &job.payload).await.map_err(|error| error.in_task("callback"))?;
+            self.check_member(job).await.map_err(|error| error.in_task("callback"))?;
         }
         Ok(())
     }
@@ -180,7 +185,7 @@ impl Client {
     ) -> Result<()> {
         let members = members(None, jobs)?;
         for (i, member) in members.iter().enumerate() {
-            let checked = self.check_job(&member.job.kind, &member.job.payload).await;
+            let checked = self.check_member(&member.job).await;
             checked.map_err(|error| error.in_item("jobs", i))?;
         }
         self.add_members(flow, &members).await
@@ -469,7 +474,7 @@ impl Client {
     pub(crate) async fn spawn_children(&self, children: NewChildren) -> Result<Spawned> {
         check_name("name", &children.step)?;
         for (i, member) in children.members.iter().enumerate() {
-            let checked = self.check_job(&member.job.kind, &member.job.payload).await;
+            let checked = self.check_member(&member.job).await;
             checked.map_err(|error| error.in_item("jobs", i))?;
         }
         let spawned = self.store.spawn(&children).await?;

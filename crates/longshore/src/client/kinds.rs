@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use serde_json::value::RawValue;
 
 use super::Client;
-use crate::enqueue::ValidJob;
+use crate::enqueue::{DEFAULT_QUEUE, ValidJob};
 use crate::error::{Error, Result};
-use crate::json_schema::JsonSchema;
+use crate::json_schema::{JsonSchemas, Refusal};
 use crate::nearest::nearest;
-use crate::store::{ExistingKinds, KindRecord, NewKind, Store};
+use crate::store::{KindFilter, KindQueues, KindRecord, NewKind, Store};
 
 /// How long the registered kinds are cached. A change made by another process takes
 /// effect within this time.
@@ -83,19 +83,25 @@ impl Client {
     /// # }).unwrap();
     /// ```
     pub async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {
-        self.store_kinds(kinds, ExistingKinds::Update).await
+        self.store_kinds(kinds, &KindQueues::All).await
     }
 
-    /// As [`put_kinds`](Self::put_kinds). `existing` says whether kinds that exist are updated.
-    pub(crate) async fn store_kinds(&self, kinds: &[NewKind], existing: ExistingKinds) -> Result<()> {
-        self.store.put_kinds(kinds, existing).await?;
+    /// As [`put_kinds`](Self::put_kinds), for jobs of these queues.
+    pub(crate) async fn store_kinds(&self, kinds: &[NewKind], queues: &KindQueues) -> Result<()> {
+        self.store.put_kinds(kinds, queues).await?;
         self.kind_rules.invalidate();
         Ok(())
     }
 
-    /// All registered kinds, by name.
+    /// All registered kinds with their schemas, by name.
     pub async fn kinds(&self) -> Result<Vec<KindRecord>> {
-        self.store.kinds().await
+        self.store.kinds(&KindFilter::default()).await
+    }
+
+    /// Some of the registered kinds, by name and queue.
+    #[cfg_attr(not(feature = "api"), expect(dead_code, reason = "the API lists pages"))]
+    pub(crate) async fn kinds_page(&self, filter: &KindFilter) -> Result<Vec<KindRecord>> {
+        self.store.kinds(filter).await
     }
 
     /// Removes a kind. Returns whether it was registered. Its jobs stay.
@@ -105,16 +111,22 @@ impl Client {
         Ok(removed)
     }
 
-    /// Checks the kind and the payload of a job before it is stored.
+    /// Checks the kind and the payload of a job before it is stored. `queue` is the one that the caller names.
     /// Returns the registered kind, if there is one.
-    pub(crate) async fn check_job(&self, kind: &str, payload: &str) -> Result<Option<Arc<Kind>>> {
-        self.kind_rules.check(&*self.store, kind, payload).await
+    pub(crate) async fn check_job(
+        &self,
+        kind: &str,
+        queue: Option<&str>,
+        payload: &str,
+    ) -> Result<Option<Arc<Kind>>> {
+        self.kind_rules.check(&*self.store, kind, queue.unwrap_or(DEFAULT_QUEUE), payload).await
     }
 
     /// Checks jobs as [`check_job`](Self::check_job) does.
     pub(super) async fn check_jobs(&self, jobs: &[ValidJob]) -> Result<()> {
         for (i, job) in jobs.iter().enumerate() {
-            self.check_job(&job.kind, &job.payload).await.map_err(|error| error.in_item("jobs", i))?;
+            let checked = self.check_job(&job.kind, Some(&job.queue), &job.payload).await;
+            checked.map_err(|error| error.in_item("jobs", i))?;
         }
         Ok(())
     }
@@ -125,10 +137,9 @@ impl Client {
 pub(crate) struct KindRules {
     builtin: Option<Arc<CheckPayload>>,
     unknown: UnknownKinds,
-    cache: Mutex<Option<(Instant, KindMap)>>,
+    cache: Mutex<Option<(Instant, Arc<Kinds>)>>,
+    schemas: Arc<JsonSchemas>,
 }
-
-type KindMap = HashMap<String, Arc<Kind>>;
 
 impl fmt::Debug for KindRules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -138,18 +149,35 @@ impl fmt::Debug for KindRules {
 
 impl KindRules {
     fn without_cache(&self) -> Self {
-        KindRules { builtin: self.builtin.clone(), unknown: self.unknown, cache: Mutex::default() }
+        KindRules {
+            builtin: self.builtin.clone(),
+            unknown: self.unknown,
+            cache: Mutex::default(),
+            schemas: self.schemas.clone(),
+        }
     }
 
     /// A payload must pass the built-in check of its kind, if there is one, and match
     /// the schema of the registered kind, if there is one. A kind that is neither built
     /// in nor registered is refused, unless unknown kinds are allowed.
-    async fn check(&self, store: &dyn Store, kind: &str, payload: &str) -> Result<Option<Arc<Kind>>> {
+    async fn check(
+        &self,
+        store: &dyn Store,
+        kind: &str,
+        queue: &str,
+        payload: &str,
+    ) -> Result<Option<Arc<Kind>>> {
         let builtin = self.builtin.as_ref().and_then(|check| check(kind, payload));
-        let registered = self.registered(store, kind).await?;
-        match (builtin, registered) {
+        let kinds = self.kinds(store, kind).await?;
+        match (builtin, kinds.find(kind, queue)) {
             (Some(Err(reason)), _) => Err(Error::invalid("payload", format!("payload: {reason}"))),
-            (_, Some(registered)) => registered.check_payload(kind, payload).map(|()| Some(registered)),
+            (_, Some(registered)) => {
+                if let Some(schema) = &registered.schema {
+                    // Boxed, because most kinds have no schema, and the futures of callers should stay small.
+                    Box::pin(self.check_payload(kind, schema, payload)).await?;
+                }
+                Ok(Some(registered.clone()))
+            }
             (Some(Ok(())), None) => Ok(None),
             (None, None) if self.unknown == UnknownKinds::Allow => Ok(None),
             (None, None) => Err(Error::invalid(
@@ -159,123 +187,126 @@ impl KindRules {
                      `longshore kinds put` or PUT /kinds/{{kind}}, or allow unknown kinds \
                      (`Client::unknown_kinds`, `--allow-unknown-kinds`)",
                     truncated(kind),
-                    self.suggestion(kind)
+                    kinds.suggestion(kind, queue)
                 ),
             )),
         }
     }
 
-    /// The registered kind of this name.
-    async fn registered(&self, store: &dyn Store, kind: &str) -> Result<Option<Arc<Kind>>> {
-        if let Some(cached) = self.cached(kind) {
+    /// The registered kinds.
+    async fn kinds(&self, store: &dyn Store, kind: &str) -> Result<Arc<Kinds>> {
+        if let Some(cached) = self.cached() {
             return Ok(cached);
         }
-        let kinds = match Box::pin(load(store)).await {
-            Ok(kinds) => kinds,
+        let kinds = match Box::pin(store.kinds(&KindFilter::default())).await {
+            Ok(records) => Kinds::new(records),
             // Here the registered kinds are optional. If the database is unreachable,
             // storing the job fails with that error.
             Err(error) if self.unknown == UnknownKinds::Allow => {
                 tracing::warn!(%error, kind, "could not read the registered kinds; payloads are not checked against their schemas");
-                KindMap::new()
+                Kinds::default()
             }
             Err(error) => return Err(error),
         };
-        let found = kinds.get(kind).cloned();
-        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), kinds));
-        Ok(found)
+        let kinds = Arc::new(kinds);
+        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), kinds.clone()));
+        Ok(kinds)
     }
 
-    /// What the cache says about a kind; `None` if the cache is too old.
-    fn cached(&self, kind: &str) -> Option<Option<Arc<Kind>>> {
+    /// What the cache has; `None` if it is too old.
+    fn cached(&self) -> Option<Arc<Kinds>> {
         let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, kinds) = cache.as_ref().filter(|(loaded_at, _)| loaded_at.elapsed() < CACHE_TTL)?;
-        Some(kinds.get(kind).cloned())
-    }
-
-    /// The registered kind that is spelt almost like this one, for a message. The cache
-    /// was read just before.
-    fn suggestion(&self, kind: &str) -> String {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known: Vec<&str> =
-            cache.iter().flat_map(|(_, kinds)| kinds.keys().map(String::as_str)).collect();
-        known.sort_unstable();
-        match nearest(kind, known) {
-            Some(found) => format!(" (did you mean `{found}`?)"),
-            None => String::new(),
-        }
+        Some(kinds.clone())
     }
 
     /// Empties the cache, after this client has changed a kind.
     fn invalidate(&self) {
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
+
+    /// Checks a payload against the schema of a kind. Fails closed: an unchecked payload could be wrong.
+    async fn check_payload(&self, kind: &str, schema: &RawValue, payload: &str) -> Result<()> {
+        let invalid = |message: String| Error::invalid("payload", message);
+        let payload = serde_json::from_str(payload)
+            .map_err(|error| invalid(format!("payload: not valid JSON: {error}")))?;
+        self.schemas.check(schema.get(), payload).await.map_err(|refusal| match refusal {
+            Refusal::Payload { at, reason } => invalid(format!("payload{at}: {}", truncated(&reason))),
+            Refusal::Cost(reason) => invalid(format!(
+                "payload: {reason} against the schema of kind `{kind}`; send a smaller payload, or register a \
+                 schema with fewer alternatives"
+            )),
+            Refusal::Schema(reason) => Error::invalid(
+                "kind",
+                format!(
+                    "kind: the stored schema of `{kind}` is invalid, so payloads cannot be checked; store a valid \
+                     one with `longshore kinds put` or PUT /kinds/{{kind}}. What is wrong: {}",
+                    truncated(&reason)
+                ),
+            ),
+        })
+    }
 }
 
-async fn load(store: &dyn Store) -> Result<KindMap> {
-    Ok(store
-        .kinds()
-        .await?
-        .into_iter()
-        .map(|record| (record.name.clone(), Arc::new(Kind::new(record))))
-        .collect())
+/// The registered kinds by name.
+#[derive(Default)]
+struct Kinds(HashMap<String, Named>);
+
+/// The kinds of one name.
+#[derive(Default)]
+struct Named {
+    all_queues: Option<Arc<Kind>>,
+    of_queue: HashMap<String, Arc<Kind>>,
 }
 
 /// A registered kind.
 pub(crate) struct Kind {
-    schema: Schema,
+    /// The queue that it is limited to.
+    #[cfg_attr(not(feature = "api"), expect(dead_code, reason = "the API reads it"))]
+    pub(crate) queue: Option<String>,
+    /// The JSON Schema that payloads must match. A worker's schema is stored without a check.
+    schema: Option<Box<RawValue>>,
     /// What an enqueue over HTTP starts from, as JSON.
     #[cfg_attr(not(feature = "api"), expect(dead_code, reason = "the API reads it"))]
     pub(crate) defaults: Option<Box<RawValue>>,
 }
 
-/// The JSON Schema that payloads must match.
-enum Schema {
-    None,
-    Usable(JsonSchema),
-    /// What is stored is not a valid schema. A worker's schema is stored without a
-    /// check.
-    Unusable,
-}
-
-impl Kind {
-    fn new(record: KindRecord) -> Self {
-        let schema = match record.schema.as_deref().map(|schema| JsonSchema::compile(schema.get())) {
-            None => Schema::None,
-            Some(Ok(schema)) => Schema::Usable(schema),
-            Some(Err(error)) => {
-                tracing::error!(
-                    kind = record.name,
-                    error,
-                    "the stored schema of a kind is invalid; its jobs are refused until a valid one is stored"
-                );
-                Schema::Unusable
+impl Kinds {
+    fn new(records: Vec<KindRecord>) -> Self {
+        let mut kinds = HashMap::<String, Named>::new();
+        for KindRecord { name, queue, schema, defaults, .. } in records {
+            let named = kinds.entry(name).or_default();
+            let kind = Arc::new(Kind { queue: queue.clone(), schema, defaults });
+            match queue {
+                None => named.all_queues = Some(kind),
+                Some(queue) => drop(named.of_queue.insert(queue, kind)),
             }
-        };
-        Kind { schema, defaults: record.defaults }
+        }
+        Kinds(kinds)
     }
 
-    /// Checks a payload against the schema. `name` is the kind, for messages.
-    fn check_payload(&self, name: &str, payload: &str) -> Result<()> {
-        let schema = match &self.schema {
-            Schema::None => return Ok(()),
-            Schema::Usable(schema) => schema,
-            // Fail closed: an unchecked payload could be wrong.
-            Schema::Unusable => {
-                return Err(Error::invalid(
-                    "kind",
-                    format!(
-                        "kind: the stored schema of `{name}` is invalid, so payloads cannot be checked; store a \
-                         valid one with `longshore kinds put` or PUT /kinds/{{kind}}"
-                    ),
-                ));
-            }
-        };
-        let invalid = |message: String| Error::invalid("payload", message);
-        let payload = serde_json::from_str(payload)
-            .map_err(|error| invalid(format!("payload: not valid JSON: {error}")))?;
-        schema
-            .check(&payload)
-            .map_err(|(path, reason)| invalid(format!("payload{path}: {}", truncated(&reason))))
+    /// The kind for jobs of this queue. One that applies to all queues comes first.
+    fn find(&self, kind: &str, queue: &str) -> Option<&Arc<Kind>> {
+        let named = self.0.get(kind)?;
+        named.all_queues.as_ref().or_else(|| named.of_queue.get(queue))
+    }
+
+    /// For a message about a kind that is not registered: the one that is spelt almost like this one, or that it is
+    /// registered for other queues. Does not name those: the caller may not see them.
+    fn suggestion(&self, kind: &str, queue: &str) -> String {
+        if self.0.contains_key(kind) {
+            return format!(
+                " for queue `{}`, only for others; name the queue of its workers in `queue`",
+                truncated(queue)
+            );
+        }
+        let known = self.0.keys().map(String::as_str);
+        let mut known: Vec<&str> = known.filter(|known| self.find(known, queue).is_some()).collect();
+        known.sort_unstable();
+        match nearest(kind, known) {
+            Some(found) => format!(" (did you mean `{found}`?)"),
+            None => String::new(),
+        }
     }
 }
 

@@ -98,7 +98,7 @@ impl Client {
         let edit = edit.validate()?;
         if let Some(payload) = &edit.payload {
             for job in self.store.glance(0, &[id]).await? {
-                self.check_job(&job.kind, payload).await?;
+                self.check_job(&job.kind, Some(&job.queue), payload).await?;
             }
         }
         Ok(edit)

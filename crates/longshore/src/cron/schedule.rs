@@ -132,7 +132,7 @@ impl Client {
     /// that have not fired are dropped.
     pub async fn put_schedule(&self, schedule: NewSchedule) -> Result<Schedule> {
         let job = schedule.job.clone().validate()?;
-        self.check_job(&job.kind, &job.payload).await?;
+        self.check_job(&job.kind, Some(&job.queue), &job.payload).await?;
         let schedule = schedule.into_stored(self.store().now().await?)?;
         self.store().put_schedule(&schedule).await
     }

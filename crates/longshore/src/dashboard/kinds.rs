@@ -14,7 +14,7 @@ use super::widgets::{
     MAX_ROWS, dash, dash_because, empty, figure, heading, json_block, more_rows, name_filter, snippet, time,
     wanted_name,
 };
-use super::{Frame, View, format};
+use super::{Frame, Rights, View, format};
 use crate::api::problem::ApiResult;
 use crate::api::stats::{self, Percentiles};
 use crate::job::{Outcome, Status};
@@ -48,6 +48,14 @@ pub(super) async fn page(view: View) -> ApiResult<Response> {
     Ok(view.respond(Section::Kinds, "Kinds", render(&view.frame, range, &rows)))
 }
 
+/// The registered kinds that the caller may see: those of all queues, and of its queues.
+pub(super) fn visible<'k>(
+    kinds: &'k [KindRecord],
+    rights: &Rights,
+) -> impl DoubleEndedIterator<Item = &'k KindRecord> {
+    kinds.iter().filter(|kind| kind.queue.as_ref().is_none_or(|queue| rights.covers(queue)))
+}
+
 /// The kinds whose names contain the text, with their figures.
 async fn load(view: &View, range: Range, text: &str) -> ApiResult<Vec<KindRow>> {
     let (data, rights) = (&view.data, &view.frame.rights);
@@ -73,7 +81,8 @@ async fn load(view: &View, range: Range, text: &str) -> ApiResult<Vec<KindRow>> 
         ends_of.entry(&tally.kind).or_default().push(tally);
     }
     let mut names: BTreeMap<&str, Option<&KindRecord>> =
-        kinds.iter().map(|kind| (kind.name.as_str(), Some(kind))).collect();
+        // Reversed, so that of a name the one that applies to all queues remains.
+        visible(&kinds, rights).rev().map(|kind| (kind.name.as_str(), Some(kind))).collect();
     for name in jobs_of.keys().map(|(kind, _)| *kind).chain(ends_of.keys().copied()) {
         names.entry(name).or_default();
     }

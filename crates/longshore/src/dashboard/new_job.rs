@@ -6,6 +6,7 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::{Map, Value, json};
 
+use super::kinds::visible;
 use super::layout::Section;
 use super::widgets::{Action, Look, heading, json_block};
 use super::{Frame, View, json as json_text};
@@ -15,7 +16,7 @@ use crate::store::{KindRecord, Scope};
 
 /// What the page shows.
 struct NewJob {
-    kinds: Arc<Vec<KindRecord>>,
+    kinds: Vec<KindRecord>,
     /// The job to clone.
     from: Option<Arc<JobRecord>>,
 }
@@ -38,6 +39,7 @@ pub(super) async fn page(view: View) -> ApiResult<Response> {
         None => None,
     };
     let kinds = view.data.kinds().await?;
+    let kinds = visible(&kinds, &view.frame.rights).cloned().collect();
     let content = render(&view.frame, &NewJob { kinds, from });
     Ok(view.respond(Section::Jobs, "Enqueue a job", content))
 }
@@ -107,7 +109,7 @@ fn fields(new: &NewJob, kind: &str, payload: &str) -> Markup {
     html! {
         label { span { "Kind" }
             input name="kind" value=(kind) required list="kinds" autocomplete="off" data-kind data-keep; }
-        datalist #kinds { @for kind in new.kinds.iter() { option value=(kind.name) {} } }
+        datalist #kinds { @for kind in &new.kinds { option value=(kind.name) {} } }
         label { span { "Payload (JSON)" }
             textarea name="payload" data-json="raw" rows="14" spellcheck="false" required data-keep { (payload) } }
         div .fields {
@@ -205,11 +207,11 @@ mod tests {
 
     #[test]
     fn a_clone_has_the_fields_of_the_job_and_everything_is_escaped() {
-        let new = NewJob { kinds: Arc::default(), from: Some(Arc::new(hostile_job(Status::Succeeded))) };
+        let new = NewJob { kinds: Vec::new(), from: Some(Arc::new(hostile_job(Status::Succeeded))) };
         assert_escaped(&render(&Frame::of_operator("/ui/new"), &new));
         let mut frame = Frame::of_operator("/ui/new");
         frame.params = super::super::url::Params::new(vec![("kind".into(), HOSTILE.into())]);
-        assert_escaped(&render(&frame, &NewJob { kinds: Arc::default(), from: None }));
+        assert_escaped(&render(&frame, &NewJob { kinds: Vec::new(), from: None }));
     }
 
     #[test]

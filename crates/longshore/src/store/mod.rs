@@ -77,7 +77,7 @@ pub(crate) use inspect::{
     FinishedJobs, Found, Live, PageBuilder, Search, Searched, Step, Walk, Walked, merge,
 };
 pub use inspect::{Glance, ListFilter, Page, Payloads};
-pub use kinds::{ExistingKinds, KindRecord, MAX_SCHEMA, NewKind};
+pub use kinds::{KindFilter, KindQueues, KindRecord, MAX_SCHEMA, NewKind, Schemas};
 pub use lease::{Fenced, Lease};
 pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
@@ -101,7 +101,7 @@ pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord};
 pub use workers::{ALL_QUEUES, Beat, LiveLease, NewWorker, Registration, WorkerRecord};
 
 pub(crate) use claim::shared;
-pub(crate) use kinds::by_name;
+pub(crate) use kinds::{KindUse, QUEUE_KINDS, by_name};
 pub(crate) use notices::NoticeSender;
 #[cfg(feature = "postgres")]
 pub(crate) use notices::WeakNoticeSender;
@@ -110,7 +110,7 @@ pub(crate) use settle::{EndedBy, clean, failure_of, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema version that this build supports, the same on both engines.
-pub const SCHEMA_VERSION: i64 = 8;
+pub const SCHEMA_VERSION: i64 = 9;
 
 /// The oldest version whose workers may use these tables. Earlier ones would ignore limits of groups, or count flows
 /// wrongly.
@@ -714,15 +714,15 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- kinds ------------------------------------------------------------
 
-    /// Creates kinds, and updates those that exist if `existing` says so. Fields that are `None`
-    /// stay as they are: a worker that registers a kind without a schema must not delete the
-    /// stored schema.
-    async fn put_kinds(&self, kinds: &[NewKind], existing: ExistingKinds) -> Result<()>;
+    /// Creates or updates kinds. Fields that are `None` stay as they are: a worker that registers a kind without a
+    /// schema must not delete the stored schema. Fails if too many kinds would apply to single queues.
+    async fn put_kinds(&self, kinds: &[NewKind], queues: &KindQueues) -> Result<()>;
 
-    /// Lists all kinds, ordered by name.
-    async fn kinds(&self) -> Result<Vec<KindRecord>>;
+    /// Lists kinds, ordered by name and queue. One that applies to all queues comes before those of its name that
+    /// apply to one.
+    async fn kinds(&self, filter: &KindFilter) -> Result<Vec<KindRecord>>;
 
-    /// Removes a kind. Returns whether it existed.
+    /// Removes a kind, whichever queues it applies to. Returns whether it existed.
     async fn remove_kind(&self, name: &str) -> Result<bool>;
 }
 

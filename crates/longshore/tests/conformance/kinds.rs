@@ -1,15 +1,19 @@
 //! The kinds of job that the engine stores, with their payload schemas and defaults.
 
 use chrono::{DateTime, Utc};
-use longshore::store::ExistingKinds;
-use longshore::{KindRecord, NewKind};
+use longshore::store::{KindFilter, KindQueues, Schemas};
+use longshore::{KindRecord, NewJob, NewKind, UnknownKinds};
 
 use crate::fixture::*;
 
 cases! {
     kinds_are_stored_exactly_and_listed_by_name,
     a_kind_put_again_is_replaced,
-    a_kind_that_exists_can_be_kept,
+    a_kind_of_all_queues_is_not_changed_for_one_queue,
+    a_kind_of_all_queues_replaces_those_of_single_queues,
+    a_kind_of_a_queue_applies_only_to_jobs_of_that_queue,
+    kinds_of_single_queues_are_limited_in_number_and_in_bytes,
+    kinds_are_listed_in_pages_with_or_without_schemas,
     a_kind_put_without_a_schema_keeps_the_one_it_has,
     the_last_entry_of_a_kind_in_one_call_wins,
     removing_a_kind_returns_whether_it_existed,
@@ -32,7 +36,7 @@ async fn put_kinds(fixture: &Fixture, kinds: &[NewKind]) {
 }
 
 async fn kinds_of(fixture: &Fixture) -> Vec<KindRecord> {
-    fixture.store().kinds().await.expect("kinds")
+    fixture.store().kinds(&KindFilter::default()).await.expect("kinds")
 }
 
 async fn kinds_are_stored_exactly_and_listed_by_name(fixture: Fixture) {
@@ -74,19 +78,116 @@ async fn a_kind_put_again_is_replaced(fixture: Fixture) {
     assert_eq!(kinds.len(), 1);
 }
 
-async fn a_kind_that_exists_can_be_kept(fixture: Fixture) {
-    let kind = |name: &str, schema: &str| NewKind { schema: Some(raw(schema)), ..NewKind::new(name) };
-    put_kinds(&fixture, &[kind("mail", "1"), NewKind::new("sms")]).await;
+/// Stores kinds for jobs of these queues only.
+async fn put_for(fixture: &Fixture, queues: &[&str], kinds: &[NewKind]) -> longshore::Result<()> {
+    let queues = KindQueues::Only(queues.iter().map(|queue| (*queue).to_owned()).collect());
+    fixture.store().put_kinds(kinds, &queues).await
+}
+
+fn with_schema(name: &str, schema: &str) -> NewKind {
+    NewKind { schema: Some(raw(schema)), ..NewKind::new(name) }
+}
+
+/// Name, queue and schema.
+fn places(kinds: &[KindRecord]) -> Vec<(&str, Option<&str>, Option<&str>)> {
+    let place = |kind: &KindRecord| kind.schema.as_ref().map(|json| json.get().to_owned());
+    assert!(kinds.iter().all(|kind| kind.has_schema == place(kind).is_some()));
+    kinds
+        .iter()
+        .map(|kind| (kind.name.as_str(), kind.queue.as_deref(), kind.schema.as_ref().map(|json| json.get())))
+        .collect()
+}
+
+async fn a_kind_of_all_queues_is_not_changed_for_one_queue(fixture: Fixture) {
+    put_kinds(&fixture, &[with_schema("mail", "1"), NewKind::new("sms")]).await;
     fixture.advance(MINUTE).await;
-    let kinds = [kind("mail", "2"), kind("sms", "3"), kind("wave", "4")];
-    fixture.store().put_kinds(&kinds, ExistingKinds::Keep).await.expect("put_kinds");
+    let kinds = [with_schema("mail", "2"), with_schema("sms", "3"), with_schema("wave", "4")];
+    put_for(&fixture, &["alpha", "beta"], &kinds).await.expect("put_kinds");
+    // Only what is given changes, and the queue that is not named keeps what it has.
+    let defaults = NewKind { defaults: Some(raw("5")), ..NewKind::new("wave") };
+    put_for(&fixture, &["beta"], &[defaults]).await.expect("put_kinds");
     let kinds = kinds_of(&fixture).await;
     let expected = [
-        ("mail", Some("1"), None, start()),
-        ("sms", None, None, start()),
-        ("wave", Some("4"), None, start() + MINUTE),
+        ("mail", None, Some("1")),
+        ("sms", None, None),
+        ("wave", Some("alpha"), Some("4")),
+        ("wave", Some("beta"), Some("4")),
     ];
-    assert_eq!(kinds.iter().map(fields).collect::<Vec<_>>(), expected);
+    assert_eq!(places(&kinds), expected);
+    let defaults: Vec<_> = kinds.iter().map(|kind| kind.defaults.as_ref().map(|json| json.get())).collect();
+    assert_eq!(defaults, [None, None, None, Some("5")]);
+    assert_eq!((kinds[0].updated_at, kinds[2].updated_at), (start(), start() + MINUTE));
+}
+
+async fn a_kind_of_all_queues_replaces_those_of_single_queues(fixture: Fixture) {
+    put_for(&fixture, &["alpha"], &[with_schema("mail", "1"), with_schema("sms", "2")])
+        .await
+        .expect("put_kinds");
+    put_kinds(&fixture, &[with_schema("mail", "3")]).await;
+    assert_eq!(
+        places(&kinds_of(&fixture).await),
+        [("mail", None, Some("3")), ("sms", Some("alpha"), Some("2"))]
+    );
+    assert!(fixture.store().remove_kind("sms").await.expect("remove"));
+    assert_eq!(kinds_of(&fixture).await.len(), 1);
+}
+
+async fn a_kind_of_a_queue_applies_only_to_jobs_of_that_queue(fixture: Fixture) {
+    put_for(&fixture, &["alpha"], &[with_schema("mail", "false")]).await.expect("put_kinds");
+    let strict = fixture.client().unknown_kinds(UnknownKinds::Refuse);
+    let mail = |queue: &str| NewJob::new("mail", &1).queue(queue);
+    let refused = strict.enqueue(mail("alpha")).await.expect_err("schema");
+    assert_eq!(refused.field(), Some("payload"), "{refused}");
+    let unknown = strict.enqueue(mail("beta")).await.expect_err("unknown");
+    assert!(unknown.to_string().contains("`mail` is not registered for queue `beta`"), "{unknown}");
+    assert!(!unknown.to_string().contains("alpha"), "{unknown}");
+    fixture.enqueue(mail("beta")).await.expect("nobody else's schema applies");
+    fixture.enqueue(NewJob::new("mail", &1)).await.expect("nor to jobs that name no queue");
+    fixture.enqueue(mail("alpha")).await.expect_err("schema");
+}
+
+async fn kinds_of_single_queues_are_limited_in_number_and_in_bytes(fixture: Fixture) {
+    let many: Vec<_> = (0..1000).map(|n| NewKind::new(format!("kind-{n}"))).collect();
+    put_for(&fixture, &["alpha", "beta"], &many).await.expect("2,000");
+    put_for(&fixture, &["alpha", "beta"], &many).await.expect("again");
+    let one_more = put_for(&fixture, &["alpha", "beta"], &[NewKind::new("more")]).await.expect_err("2,002");
+    assert_eq!(one_more.field(), Some("kinds"), "{one_more}");
+    assert!(one_more.to_string().contains("2002 kinds"), "{one_more}");
+    let schema = format!("\"{}\"", "x".repeat(60_000));
+    let large: Vec<_> = (0..18).map(|n| with_schema(&format!("large-{n}"), &schema)).collect();
+    put_for(&fixture, &["gamma"], &large).await.expect_err("1 MiB");
+    put_for(&fixture, &["gamma"], &large[..17]).await.expect("less");
+    assert_eq!(kinds_of(&fixture).await.len(), 2_017, "nothing is stored by a call that fails");
+    // In all, 10,000.
+    for queue in 0..7 {
+        put_for(&fixture, &[&format!("queue-{queue}")], &many).await.expect("7,000");
+    }
+    put_for(&fixture, &["last"], &many).await.expect_err("10,017");
+    put_for(&fixture, &["last"], &many[..983]).await.expect("10,000");
+    put_kinds(&fixture, &many).await;
+    assert_eq!(kinds_of(&fixture).await.len(), 1_017, "kinds of all queues are not counted");
+}
+
+async fn kinds_are_listed_in_pages_with_or_without_schemas(fixture: Fixture) {
+    put_kinds(&fixture, &[with_schema("b", "1"), NewKind::new("d")]).await;
+    put_for(&fixture, &["one", "two"], &[with_schema("a", "2"), NewKind::new("c")]).await.expect("put_kinds");
+    let list = async |filter: &KindFilter| fixture.store().kinds(filter).await.expect("kinds");
+    let mut filter = KindFilter { limit: Some(2), schemas: Schemas::Omit, ..KindFilter::default() };
+    let mut pages = Vec::new();
+    loop {
+        let page = list(&filter).await;
+        assert!(page.iter().all(|kind| kind.schema.is_none()));
+        let Some(last) = page.last() else { break };
+        filter.after = Some((last.name.clone(), last.queue.clone().unwrap_or_default()));
+        pages.push(page.iter().map(|kind| (kind.name.clone(), kind.has_schema)).collect::<Vec<_>>());
+    }
+    let expected = [[("a", true), ("a", true)], [("b", true), ("c", false)], [("c", false), ("d", false)]];
+    let expected = expected.map(|page| page.map(|(name, has_schema)| (name.to_owned(), has_schema)).to_vec());
+    assert_eq!(pages, expected);
+    let of_two = KindFilter { queues: Some(vec!["two".into()]), ..KindFilter::default() };
+    let expected =
+        [("a", Some("two"), Some("2")), ("b", None, Some("1")), ("c", Some("two"), None), ("d", None, None)];
+    assert_eq!(places(&list(&of_two).await), expected);
 }
 
 async fn a_kind_put_without_a_schema_keeps_the_one_it_has(fixture: Fixture) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::Utc;
-use longshore::store::{Beat, ExistingKinds};
+use longshore::store::{Beat, KindFilter, KindQueues};
 use longshore::{
     Client, FlowStatus, JobId, Migrated, NewJob, NewKind, SCHEMA_VERSION, Status, Worker, chain, task,
 };
@@ -43,12 +43,13 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
     assert_eq!(bare.store().schema_version().await.expect("version"), SCHEMA_VERSION);
 }
 
-/// Removes everything that version 8 added.
+/// Removes everything that versions 8 and 9 added.
 async fn downgrade_to_version_seven(fixture: &Fixture) {
     if fixture.engine() == Engine::Postgres {
         fixture.sql("drop table failure_notes", None).await;
     }
     const UNDO: &str = "
+        drop table queue_kinds;
         drop table operations;
         drop table failures;
         drop table measures;
@@ -199,8 +200,8 @@ async fn operations_missing_from_the_first_version_say_to_migrate(fixture: Fixtu
     downgrade_to_version_one(&fixture).await;
     let store = fixture.store();
     let errors = [
-        store.put_kinds(&[NewKind::new("mail")], ExistingKinds::Update).await.expect_err("put_kinds"),
-        store.kinds().await.expect_err("kinds"),
+        store.put_kinds(&[NewKind::new("mail")], &KindQueues::All).await.expect_err("put_kinds"),
+        store.kinds(&KindFilter::default()).await.expect_err("kinds"),
         store.tokens().await.expect_err("tokens"),
         store.tokens_by_hash(&[[7; 32]]).await.expect_err("tokens_by_hash"),
         store.check().await.expect_err("check"),

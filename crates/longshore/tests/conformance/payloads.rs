@@ -11,6 +11,9 @@ cases! {
     an_edited_payload_must_match_the_schema_of_its_kind,
     a_schema_put_by_another_client_takes_effect,
     a_kind_without_a_valid_schema_refuses_its_jobs,
+    a_schema_that_would_never_end_refuses_only_the_jobs_of_its_kind,
+    a_recursive_schema_checks_a_payload_nested_24_deep,
+    a_payload_that_takes_too_long_to_check_is_refused,
     an_unknown_kind_is_allowed_unless_the_client_refuses_it,
     a_built_in_check_applies_to_its_kind_only,
 }
@@ -87,6 +90,90 @@ async fn a_kind_without_a_valid_schema_refuses_its_jobs(fixture: Fixture) {
     fixture.put_kinds(&[kind]).await.expect("put_kinds");
     is_about(&fixture.enqueue(good()).await.expect_err("unusable"), "kind", "schema of `mail` is invalid");
     fixture.add(job("sms")).await;
+}
+
+/// Schemas whose check of any payload takes forever, or all memory.
+pub(crate) fn endless_schemas() -> [serde_json::Value; 3] {
+    let next = |n: u32| serde_json::json!({ "$ref": format!("#/$defs/l{}", n + 1) });
+    let mut levels: serde_json::Map<_, _> =
+        (0..30).map(|n| (format!("l{n}"), serde_json::json!({ "allOf": [next(n), next(n)] }))).collect();
+    levels.insert("l30".into(), serde_json::json!({}));
+    [
+        serde_json::json!({ "not": { "$ref": "#" } }),
+        serde_json::json!({ "$ref": "#/$defs/a", "$defs": { "a": { "$ref": "#/$defs/b" }, "b": { "$ref": "#/$defs/a" } } }),
+        serde_json::json!({ "$ref": "#/$defs/l0", "$defs": levels }),
+    ]
+}
+
+async fn a_schema_that_would_never_end_refuses_only_the_jobs_of_its_kind(fixture: Fixture) {
+    for (n, schema) in endless_schemas().into_iter().enumerate() {
+        let schema = raw(&schema.to_string());
+        let name = format!("endless-{n}");
+        fixture
+            .put_kinds(&[NewKind { schema: Some(schema), ..NewKind::new(&name) }])
+            .await
+            .expect("put_kinds");
+        // Also in a process that starts later.
+        for client in [fixture.client(), fixture.second_client().await] {
+            for payload in [serde_json::json!(1), serde_json::json!({ "a": {} })] {
+                let refused = client.enqueue(NewJob::new(&name, &payload)).await.expect_err("endless");
+                is_about(&refused, "kind", &format!("schema of `{name}` is invalid"));
+                is_about(&refused, "kind", "PUT /kinds/{kind}");
+            }
+            client.enqueue(job("sms")).await.expect("another kind");
+        }
+        let usable = NewKind { schema: Some(raw("{}")), ..NewKind::new(&name) };
+        fixture.put_kinds(&[usable]).await.expect("put_kinds");
+        fixture.enqueue(NewJob::new(&name, &1)).await.expect("until the schema changes");
+    }
+}
+
+/// An object in an object, and so on.
+fn nested(levels: u32, leaf: serde_json::Value) -> serde_json::Value {
+    (0..levels).fold(leaf, |inner, _| serde_json::json!({ "inner": inner }))
+}
+
+async fn a_recursive_schema_checks_a_payload_nested_24_deep(fixture: Fixture) {
+    // Every branch visits what is inside before it can fail.
+    let branch = |op: &str| serde_json::json!({ "properties": { "inner": { "$ref": "#/$defs/node" } }, "required": [op] });
+    let schema = serde_json::json!({
+        "$ref": "#/$defs/node",
+        "$defs": { "node": { "anyOf": [
+            branch("zip"), branch("zap"), branch("zop"),
+            { "type": "object", "properties": { "inner": { "$ref": "#/$defs/node" } }, "required": ["inner"] },
+            { "type": "integer" },
+        ] } },
+    });
+    let kind = NewKind { schema: Some(raw(&schema.to_string())), ..NewKind::new("tree") };
+    fixture.put_kinds(&[kind]).await.expect("put_kinds");
+    let tree = |leaf| NewJob::new("tree", &nested(24, leaf));
+    fixture.enqueue(tree(serde_json::json!(1))).await.expect("valid");
+    let refused = fixture.enqueue(tree(serde_json::json!("x"))).await.expect_err("invalid");
+    is_about(&refused, "payload", "does not match the schema");
+    let linked = r##"{"type":"object","properties":{"inner":{"$ref":"#"}}}"##;
+    let kind = NewKind { schema: Some(raw(linked)), ..NewKind::new("list") };
+    fixture.put_kinds(&[kind]).await.expect("put_kinds");
+    let list = |leaf| NewJob::new("list", &nested(24, leaf));
+    fixture.enqueue(list(serde_json::json!({}))).await.expect("valid");
+    let refused = fixture.enqueue(list(serde_json::json!(1))).await.expect_err("invalid");
+    is_about(&refused, "payload", &format!("payload{}: ", "/inner".repeat(24)));
+}
+
+async fn a_payload_that_takes_too_long_to_check_is_refused(fixture: Fixture) {
+    // Two definitions that refer to each other several times: each level multiplies the work.
+    let branches = |other: &str| {
+        let branch = serde_json::json!({ "properties": { "inner": { "$ref": other } }, "required": ["x"] });
+        serde_json::json!({ "anyOf": [branch, branch, branch, true] })
+    };
+    let schema = serde_json::json!({
+        "$ref": "#/$defs/a", "$defs": { "a": branches("#/$defs/b"), "b": branches("#/$defs/a") },
+    });
+    let kind = NewKind { schema: Some(raw(&schema.to_string())), ..NewKind::new("twins") };
+    fixture.put_kinds(&[kind]).await.expect("put_kinds");
+    let twins = |levels| NewJob::new("twins", &nested(levels, serde_json::json!(1)));
+    let refused = fixture.enqueue(twins(40)).await.expect_err("too much");
+    is_about(&refused, "payload", "steps to check against the schema of kind `twins`");
+    fixture.enqueue(twins(5)).await.expect("smaller payloads of the kind are still checked");
 }
 
 async fn an_unknown_kind_is_allowed_unless_the_client_refuses_it(fixture: Fixture) {

@@ -456,13 +456,18 @@ class JournalResponse(TypedDict):
     steps: list[Step]
 
 
-class Kind(TypedDict):
+class _KindRequired(TypedDict):
+    defaults: Union[KindDefaults, None]
+    has_schema: bool
+    name: str
+    queue: Union[str, None]
+    updated_at: str
+
+
+class Kind(_KindRequired, total=False):
     """A registered kind."""
 
-    defaults: Union[KindDefaults, None]
-    name: str
     schema: Any
-    updated_at: str
 
 
 class KindDefaults(TypedDict, total=False):

@@ -336,7 +336,7 @@ async fn new_job(server: &Server, text: &RawValue, trace: Option<&str>) -> ApiRe
 }
 
 async fn with_defaults(server: &Server, body: NewJobBody) -> ApiResult<NewJob> {
-    let kind = server.client.check_job(body.kind(), body.payload()).await?;
+    let kind = server.client.check_job(body.kind(), body.queue(), body.payload()).await?;
     body.into_job(&defaults_of(kind.as_deref()))
 }
 

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::exchange::{CheckpointItem, Reports, SavedReport, SettledReport, StepsItem};
 use super::granted::{LeasedJob, deliver};
 use super::register::{
-    AnnouncedKind, NewRegistration, check_announced, existing_kinds, registered_stale_after, stale_after,
+    AnnouncedKind, NewRegistration, check_announced, kind_queues, registered_stale_after, stale_after,
     store_kinds,
 };
 use super::sessions::{ClaimState, Wait};
@@ -173,7 +173,7 @@ pub(in crate::api) async fn lease(
     // should stay small.
     LargeBody(body): LargeBody<Box<LeaseRequest>>,
 ) -> ApiResult<(AppendHeaders<Option<(HeaderName, HeaderValue)>>, Json<LeaseResponse>)> {
-    let (mut request, reports) = CheckedRequest::new(&server, &caller, *body)?;
+    let (mut request, reports) = CheckedRequest::new(&server, &caller, *body).await?;
     let worker = request.worker(&server, &caller).await?;
     let session = server.sessions.of(worker);
     let may_wait = reports.is_empty() && !request.wait.is_zero();
@@ -281,7 +281,7 @@ struct CheckedRequest {
 }
 
 impl CheckedRequest {
-    fn new(server: &Server, caller: &Caller, body: LeaseRequest) -> ApiResult<(Self, Reports)> {
+    async fn new(server: &Server, caller: &Caller, body: LeaseRequest) -> ApiResult<(Self, Reports)> {
         let limit = body.limit.unwrap_or(1);
         if limit > MAX_LEASES {
             return Err(Problem::validation(format!(
@@ -308,7 +308,7 @@ impl CheckedRequest {
         for kind in body.kinds.iter().flatten() {
             check_name("kinds", kind)?;
         }
-        let announced = check_announced(caller, body.kinds.as_deref(), &body.announce)?;
+        let announced = check_announced(caller, body.kinds.as_deref(), &body.announce).await?;
         let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?;
         if wait > MAX_WAIT {
             let (seconds, longest) = (wait.as_secs_f64(), MAX_WAIT.as_secs());
@@ -354,13 +354,13 @@ impl CheckedRequest {
             Some(worker) => {
                 check_worker_access(server, caller, worker).await?;
                 let announced = std::mem::take(&mut self.announced);
-                store_kinds(server, &announced, existing_kinds(caller)).await?;
+                store_kinds(server, &announced, &kind_queues(caller)).await?;
                 Ok(worker)
             }
             None => {
                 let announced = std::mem::take(&mut self.announced);
                 let registration = self.registration(announced, self.stale_after);
-                registration.store(server, WorkerId::new(), existing_kinds(caller)).await
+                registration.store(server, WorkerId::new(), &kind_queues(caller)).await
             }
         }
     }
@@ -396,7 +396,7 @@ impl CheckedRequest {
         if self.worker_id.is_some() {
             // Operators see the queues and kinds, and `explain` uses them.
             let registration = self.registration(Vec::new(), stale_after);
-            registration.store(server, worker, existing_kinds(caller)).await?;
+            registration.store(server, worker, &kind_queues(caller)).await?;
         }
         *state = ClaimState { filter, ..ClaimState::default() };
         Ok(())

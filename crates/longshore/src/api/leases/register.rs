@@ -11,7 +11,7 @@ use super::*;
 use crate::api::extract::duration;
 use crate::api::kinds::{Defaults, check_kind};
 use crate::enqueue::{check_name, check_text};
-use crate::store::{ExistingKinds, NewKind, NewWorker};
+use crate::store::{KindQueues, NewKind, NewWorker};
 
 /// The default and the range of `stale_after_seconds`.
 const STALE_AFTER: Duration = Duration::from_secs(60);
@@ -48,13 +48,12 @@ pub(super) struct NewRegistration<'a> {
 }
 
 impl NewRegistration<'_> {
-    /// Adds a worker, or updates the queues and kinds of one that is alive. `existing` says whether
-    /// the announced schemas and defaults replace those of kinds that exist.
+    /// Adds a worker, or updates the queues and kinds of one that is alive. Its kinds apply to jobs of `queues`.
     pub(super) async fn store(
         self,
         server: &Server,
         id: WorkerId,
-        existing: ExistingKinds,
+        queues: &KindQueues,
     ) -> ApiResult<WorkerId> {
         let name = self.name.unwrap_or("http");
         check_name("name", name)?;
@@ -72,67 +71,70 @@ impl NewRegistration<'_> {
             version: self.version.map(str::to_owned),
             ..NewWorker::new(name)
         };
-        server.client.register(&worker).await?;
         let mut kinds: Vec<NewKind> = self.kinds.unwrap_or_default().iter().map(NewKind::new).collect();
         kinds.extend(self.announced);
-        store_kinds(server, &kinds, existing).await?;
+        store_kinds(server, &kinds, queues).await?;
+        server.client.register(&worker).await?;
         Ok(id)
     }
 }
 
-/// Stores kinds, in one statement: a worker that may only describe new kinds can describe those that it registers
-/// now.
-pub(super) async fn store_kinds(
-    server: &Server,
-    kinds: &[NewKind],
-    existing: ExistingKinds,
-) -> ApiResult<()> {
-    kinds.iter().for_each(|kind| server.kinds.register(&kind.name));
+/// Stores the kinds of a worker.
+pub(super) async fn store_kinds(server: &Server, kinds: &[NewKind], queues: &KindQueues) -> ApiResult<()> {
     if !kinds.is_empty() {
-        server.client.store_kinds(kinds, existing).await?;
+        server.client.store_kinds(kinds, queues).await?;
+        kinds.iter().for_each(|kind| server.kinds.register(&kind.name));
     }
     Ok(())
 }
 
-/// Whether a caller may change the schema and the defaults of kinds that exist. Kinds belong to no queue, so
-/// only a token for all queues may.
-pub(super) fn existing_kinds(caller: &Caller) -> ExistingKinds {
-    if caller.queues().is_none() { ExistingKinds::Update } else { ExistingKinds::Keep }
+/// The jobs that the kinds of a caller apply to: those of the queues that its token is limited to. So a new token for
+/// the same queues changes nothing.
+pub(super) fn kind_queues(caller: &Caller) -> KindQueues {
+    caller.queues().map_or(KindQueues::All, |queues| KindQueues::Only(queues.to_vec()))
 }
 
 /// Checks the kinds that a worker describes. It may describe only those that it handles.
-pub(super) fn check_announced(
+pub(super) async fn check_announced(
     caller: &Caller,
     handled: Option<&[String]>,
     announced: &[AnnouncedKind],
 ) -> ApiResult<Vec<NewKind>> {
     check_count("announce", announced.len())?;
-    let mut names = HashSet::new();
-    let mut check = |kind: &AnnouncedKind| {
-        check_name("name", &kind.name)?;
-        if handled.is_some_and(|handled| !handled.contains(&kind.name)) {
-            return Err(Problem::validation(format!(
-                "name: `{}` is not one of the worker's kinds; add it to `kinds`, or leave it out here",
-                kind.name
-            )));
-        }
-        if !names.insert(kind.name.clone()) {
-            return Err(Problem::validation(format!(
-                "name: `{}` is described twice; describe each kind once",
-                kind.name
-            )));
-        }
-        let defaults = check_kind(&kind.name, kind.schema.as_deref(), kind.defaults.as_deref())?;
-        if let Some(queue) = defaults.and_then(|defaults| defaults.queue) {
-            caller.may_use(&queue).map_err(|problem| problem.at("defaults"))?;
-        }
-        let AnnouncedKind { name, schema, defaults } = kind.clone();
-        Ok(NewKind { name, schema, defaults })
-    };
-    let checked = announced.iter().enumerate();
-    checked
-        .map(|(i, kind)| check(kind).map_err(|problem| problem.at(format_args!("announce[{i}]"))))
-        .collect()
+    let (mut names, mut kinds) = (HashSet::new(), Vec::new());
+    for (i, kind) in announced.iter().enumerate() {
+        let is_first = names.insert(kind.name.as_str());
+        let checked = check_one(caller, handled, kind, is_first).await;
+        kinds.push(checked.map_err(|problem| problem.at(format_args!("announce[{i}]")))?);
+    }
+    Ok(kinds)
+}
+
+async fn check_one(
+    caller: &Caller,
+    handled: Option<&[String]>,
+    kind: &AnnouncedKind,
+    is_first: bool,
+) -> ApiResult<NewKind> {
+    check_name("name", &kind.name)?;
+    if handled.is_some_and(|handled| !handled.contains(&kind.name)) {
+        return Err(Problem::validation(format!(
+            "name: `{}` is not one of the worker's kinds; add it to `kinds`, or leave it out here",
+            kind.name
+        )));
+    }
+    if !is_first {
+        return Err(Problem::validation(format!(
+            "name: `{}` is described twice; describe each kind once",
+            kind.name
+        )));
+    }
+    let defaults = check_kind(&kind.name, kind.schema.as_deref(), kind.defaults.as_deref()).await?;
+    if let Some(queue) = defaults.and_then(|defaults| defaults.queue) {
+        caller.may_use(&queue).map_err(|problem| problem.at("defaults"))?;
+    }
+    let AnnouncedKind { name, schema, defaults } = kind.clone();
+    Ok(NewKind { name, schema, defaults })
 }
 
 /// The `stale_after` of a new worker.

@@ -629,7 +629,7 @@ async function openPalette() {
   palette.showModal();
   showEntries();
   const read = (path) => call("GET", base + path).catch(() => []);
-  const [kinds, queues] = await Promise.all([read("/kinds"), read("/queues")]);
+  const [kinds, queues] = await Promise.all([read("/kinds?limit=1000"), read("/queues")]);
   for (const { name } of queues) entries.push({ text: name, hint: "queue", run: goTo(`${base}/ui/queues/${encodeURIComponent(name)}`) });
   for (const { name } of kinds) entries.push({ text: name, hint: "kind", run: goTo(`${base}/ui/kinds/${encodeURIComponent(name)}`) });
   showEntries();

@@ -668,16 +668,16 @@ impl Store for PostgresStore {
 
     // ---- kinds ------------------------------------------------------------
 
-    async fn put_kinds(&self, kinds: &[NewKind], existing: ExistingKinds) -> Result<()> {
+    async fn put_kinds(&self, kinds: &[NewKind], queues: &KindQueues) -> Result<()> {
         kinds.iter().try_for_each(NewKind::validate)?;
-        self.run_quick((kinds.to_vec(), existing), |tx, (kinds, existing)| {
-            Box::pin(kinds::put_kinds(tx, kinds, *existing))
+        self.run_quick((kinds.to_vec(), queues.clone()), |tx, (kinds, queues)| {
+            Box::pin(kinds::put_kinds(tx, kinds, queues))
         })
         .await
     }
 
-    async fn kinds(&self) -> Result<Vec<KindRecord>> {
-        self.run_read((), |tx, ()| Box::pin(kinds::kinds(tx))).await
+    async fn kinds(&self, filter: &KindFilter) -> Result<Vec<KindRecord>> {
+        self.run_read(filter.clone(), |tx, filter| Box::pin(kinds::kinds(tx, filter))).await
     }
 
     async fn remove_kind(&self, name: &str) -> Result<bool> {

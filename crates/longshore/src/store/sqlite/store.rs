@@ -635,14 +635,15 @@ impl Store for SqliteStore {
 
     // ---- kinds ------------------------------------------------------------
 
-    async fn put_kinds(&self, kinds: &[NewKind], existing: ExistingKinds) -> Result<()> {
+    async fn put_kinds(&self, kinds: &[NewKind], queues: &KindQueues) -> Result<()> {
         kinds.iter().try_for_each(NewKind::validate)?;
-        let kinds = kinds.to_vec();
-        self.engine.write(move |tx| kinds::put_kinds(tx, &kinds, existing)).await
+        let (kinds, queues) = (kinds.to_vec(), queues.clone());
+        self.engine.write(move |tx| kinds::put_kinds(tx, &kinds, &queues)).await
     }
 
-    async fn kinds(&self) -> Result<Vec<KindRecord>> {
-        self.engine.read(kinds::kinds).await
+    async fn kinds(&self, filter: &KindFilter) -> Result<Vec<KindRecord>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| kinds::kinds(tx, &filter)).await
     }
 
     async fn remove_kind(&self, name: &str) -> Result<bool> {

@@ -507,7 +507,7 @@ async fn a_job_of_an_unknown_kind_is_refused(fixture: Fixture) {
         "validation",
         "priority",
     );
-    assert_eq!(http.get("/kinds").await.expect_status(200).json()[0]["schema"], schema);
+    assert_eq!(http.get("/kinds?schemas=true").await.expect_status(200).json()[0]["schema"], schema);
     http.send("DELETE", "/kinds/greet", &[], "").await.expect_status(204);
     http.post("/jobs", &greet()).await.expect_problem(422, "validation", "greet");
 }
