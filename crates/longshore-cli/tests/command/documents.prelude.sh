@@ -38,8 +38,15 @@ os.execvp("longshore", ["longshore", *sys.argv[1:]])' "$@" >> "$FOLDER/$terminal
 is_ready() {
   case $1 in
     server) command curl -s --noproxy '*' -o "$FOLDER/ignored" "http://127.0.0.1:$PORT/health" ;;
-    worker) [ -s "$FOLDER/worker.log" ] ;;
+    worker) [ -s "$FOLDER/worker.log" ] && handles_ctrl_c "$(cat "$FOLDER/worker.pid")" ;;
   esac
+}
+
+# A worker writes its first lines before it handles signals.
+handles_ctrl_c() {
+  [ -r "/proc/$1/status" ] || return 0
+  local caught; caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status")
+  (( 16#${caught:-2} & 2 ))
 }
 
 # Presses Ctrl-C after the first output, or after a few seconds. It may come so early that nothing handles it.

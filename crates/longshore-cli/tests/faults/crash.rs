@@ -1,10 +1,12 @@
 //! Processes that die. Their jobs run again on other workers. A job that keeps
 //! killing its process is quarantined, and the jobs running next to it are not.
 
+use std::collections::HashMap;
+
 use longshore::{AttemptEnd, NewJob, Status};
 
 use crate::fleet::{Fleet, ms, on_every_engine, on_postgres};
-use crate::worker::EventKind;
+use crate::worker::{EventKind, UNTIL_OPENED};
 
 on_every_engine!(jobs_of_a_killed_worker_run_again_on_another);
 on_postgres!(poison_jobs_are_quarantined_and_healthy_jobs_succeed);
@@ -13,27 +15,32 @@ const RECOVERED: &str = "Job recovered after worker interruption";
 
 async fn jobs_of_a_killed_worker_run_again_on_another(fleet: &mut Fleet) {
     let jobs = 50;
-    let ids = fleet.enqueue("sleep", &[600_000, 1], jobs).await;
+    let ids = fleet.enqueue("sleep", &[UNTIL_OPENED], jobs).await;
     fleet.config.concurrency = jobs as u32;
     let victim = fleet.start();
     fleet.wait_until_started(jobs).await;
+    // On a slow machine, the reply to a claim may be lost. Then the second lease is the first one that starts.
+    let first_leases: HashMap<_, _> =
+        fleet.events_of(&EventKind::Start).into_iter().map(|event| (event.job, event.lease_no)).collect();
     let other = fleet.start_and_register().await;
 
     fleet.kill(victim).await;
+    fleet.open_gate();
     fleet.wait_until_succeeded(jobs).await;
 
     let pid = fleet.process(other).pid();
+    let restarts: Vec<_> =
+        fleet.events_of(&EventKind::Start).into_iter().filter(|event| event.pid == pid).collect();
+    assert_eq!(restarts.len(), jobs, "each job ran once more");
+    assert!(restarts.iter().all(|event| event.lease_no > first_leases[&event.job]));
     for id in ids {
         let job = fleet.get(id).await;
-        let observed = (job.attempts, job.interruptions, job.lease_no);
-        assert_eq!(observed, (1, 1, 2), "the interruption is counted, not charged");
+        let observed = (job.attempts, job.interruptions);
+        assert_eq!(observed, (1, 1), "the interruption is counted, not charged");
         assert_eq!(job.last_error.as_deref(), Some(RECOVERED));
         let [entry] = &job.errors[..] else { panic!("expected one history entry: {:?}", job.errors) };
         assert_eq!((entry.what, entry.error.as_deref()), (AttemptEnd::Interrupted, Some(RECOVERED)));
     }
-    let restarts = fleet.events_of(&EventKind::Start).into_iter().filter(|event| event.lease_no == 2);
-    assert!(restarts.clone().all(|event| event.pid == pid));
-    assert_eq!(restarts.count(), jobs, "each job ran once more");
 }
 
 async fn poison_jobs_are_quarantined_and_healthy_jobs_succeed(fleet: &mut Fleet) {

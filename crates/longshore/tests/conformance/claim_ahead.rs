@@ -184,7 +184,9 @@ async fn jobs_of_a_kind_without_history_are_claimed_only_for_free_slots(fixture:
     )
     .await;
     handler.waiting.wait_for(2).await;
-    assert_eq!(leased(&fixture, "new").await, 2);
+    // Both run. One more for each slot may have been claimed when the slot was to be free soon.
+    let leased = leased(&fixture, "new").await;
+    assert!((2..=4).contains(&leased), "{leased}");
     handler.gate.send_replace(true);
     until("all have succeeded", || async { fixture.count(Status::Succeeded).await == 1200 }).await;
     running.stop().await;

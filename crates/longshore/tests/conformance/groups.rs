@@ -25,6 +25,7 @@ cases! {
     a_replacement_moves_a_job_to_its_new_group,
     a_warm_cursor_finds_every_job,
     a_job_behind_the_position_keeps_the_turn_of_its_group,
+    a_claim_that_leaves_a_job_behind_its_position_says_when_to_claim_again,
     jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog,
     groups_are_listed_by_name_with_their_settings,
     groups_are_found_by_a_part_of_their_name,
@@ -298,6 +299,24 @@ async fn a_job_behind_the_position_keeps_the_turn_of_its_group(fixture: Fixture)
     let found = fixture.claim(worker, 8).await.len() as u64;
     let group = fixture.group("default", "acme").await.expect("group").expect("group");
     assert_eq!((found + group.running, group.waiting), (found + 9, 0));
+}
+
+async fn a_claim_that_leaves_a_job_behind_its_position_says_when_to_claim_again(fixture: Fixture) {
+    let worker = fixture.worker().await;
+    let request = ClaimRequest::new(worker, 8);
+    // A claim looks behind its position if the last head scan was long ago, compared to its duration.
+    for round in 0..30 {
+        let group = format!("acme-{round}");
+        add(&fixture, &group, 8).await;
+        let mut cursor = ClaimCursor::default();
+        assert_eq!(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 8);
+        fixture.add(in_group(&group).run_at(start() - HOUR)).await;
+        let claims = fixture.store().claim(&request, &mut cursor).await.expect("claim");
+        if claims.jobs.is_empty() {
+            assert!(claims.more || claims.again_in.is_some(), "{claims:?}");
+            return;
+        }
+    }
 }
 
 async fn jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog(fixture: Fixture) {

@@ -444,6 +444,9 @@ async fn live_jobs_are_listed_in_order_among_finished_ones(fixture: Fixture) {
     let first = fixture.list(&small).await.expect("list");
     assert_eq!((listed(&first), first.next.is_some()), (vec![newest], true), "the others are older");
     assert_eq!(all(&fixture, &small).await, [newest, finished, waiting]);
+    // A live job that is older than what was searched does not fill the page.
+    let two = ListFilter { limit: 2, search_time: MINUTE, ..small };
+    assert_eq!(listed(&fixture.list(&two).await.expect("list")), [newest, finished]);
 }
 
 /// The tallies say so.

@@ -2,6 +2,7 @@
 //! the locked rows do not wait for them.
 
 use std::future::Future;
+use std::time::Duration;
 
 use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced};
 use longshore::{
@@ -202,19 +203,28 @@ pub(crate) async fn until_blocked_by(other: &mut PgConnection) {
 
 /// Ends the transaction of `other` as soon as another session is blocked by it. The server does both, so that a slow
 /// test does not make the session give up.
-pub(crate) async fn end_when_blocking(mut other: PgConnection, end: &str) {
+pub(crate) async fn end_when_blocking(other: PgConnection, end: &str) {
+    end_after_blocking(other, Duration::ZERO, end).await;
+}
+
+/// The same, as soon as the statement of the blocked session has run for this long.
+pub(crate) async fn end_after_blocking(mut other: PgConnection, time: Duration, end: &str) {
     let sql = format!(
         "do $$
          begin
            while not exists (select
-                               from pg_locks
-                              where not granted
-                                and locktype <> 'virtualxid'
-                                and pg_backend_pid() = any(pg_blocking_pids(pid))) loop
+                               from pg_locks l
+                               join pg_stat_activity a on a.pid = l.pid
+                              where not l.granted
+                                and l.locktype <> 'virtualxid'
+                                and pg_backend_pid() = any(pg_blocking_pids(l.pid))
+                                and clock_timestamp() - a.query_start >= interval '{} ms') loop
              perform pg_sleep(0.001);
+             perform pg_stat_clear_snapshot();
            end loop;
          end $$;
-         {end}"
+         {end}",
+        time.as_millis()
     );
     let ended = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut other);
     tokio::time::timeout(MAX_WAIT, ended).await.expect("no session is blocked").expect("end");
@@ -469,15 +479,11 @@ async fn a_claim_in_flight_counts_against_a_limit_set_meanwhile(fixture: Fixture
         claimer.store().claim(&ClaimRequest::new(worker, 2), &mut Default::default()).await
     });
     until_blocked_by(&mut other).await;
-    let mut limit = tokio::spawn(async move { limiter.limit("default", Some(1)).await });
+    let ended = tokio::spawn(end_after_blocking(other, SECOND / 2, "rollback"));
     // Setting the limit may succeed at once or wait for the claim. Both are correct.
-    let early = tokio::time::timeout(SECOND / 2, &mut limit).await;
-    roll_back(other).await;
+    in_time(limiter.limit("default", Some(1))).await.expect("limit");
     let mut held = in_time(claim).await.expect("task").expect("claim").jobs;
-    match early {
-        Ok(done) => done.expect("task").expect("limit"),
-        Err(_) => in_time(limit).await.expect("task").expect("limit"),
-    }
+    ended.await.expect("task");
     let more = fixture.claim(worker, 5).await;
     assert!(held.is_empty() || more.is_empty(), "{} more jobs next to {}", more.len(), held.len());
     held.extend(more);

@@ -104,25 +104,30 @@ async fn a_wait_that_times_out_stays_timed_out(fixture: Fixture) {
     let pay = move |(): (), ctx: Context| {
         let seen = seen.clone();
         async move {
-            let answer: Option<u32> = ctx.event("approved").within(DAY).await?;
-            seen.lock().expect("seen").push(answer);
-            ctx.step("fail once", || async { Ok(()) }).await?;
-            if seen.lock().expect("seen").len() < 2 {
-                return Err(Failure::retry_after(Duration::ZERO, "again"));
-            }
-            Ok(())
+            let waited: Option<u32> = ctx.event("approved").within(DAY).await?;
+            // This one has no deadline that was stored by a suspension.
+            let at_once: Option<u32> = ctx.event("reviewed").within(Duration::ZERO).await?;
+            let tries = {
+                let mut seen = seen.lock().expect("seen");
+                seen.push((waited, at_once));
+                seen.len()
+            };
+            if tries < 2 { Err(Failure::retry_after(DAY, "again")) } else { Ok(()) }
         }
     };
     let id = fixture.add(NewJob::new("pay", &())).await;
+    // The job is suspended, and fails after the deadline.
     drain(worker(&fixture).function("pay", pay.clone())).await;
     fixture.advance(DAY).await;
-    // The next attempt finds the stored timeout, although the event exists by then.
-    let running = run_worker(worker(&fixture).function("pay", pay)).await;
-    until("timed out", || async { !results.lock().expect("results").is_empty() }).await;
+    drain(worker(&fixture).function("pay", pay.clone())).await;
+    assert_eq!(fixture.status(id).await, Status::Retrying);
+    // The next attempt finds the stored timeouts, although the events exist by then.
     fixture.emit("approved", &1).await.expect("emit");
-    until_status(&fixture, id, Status::Succeeded).await;
-    running.stop().await;
-    assert_eq!(*results.lock().expect("results"), [None, None]);
+    fixture.emit("reviewed", &2).await.expect("emit");
+    fixture.advance(DAY).await;
+    drain(worker(&fixture).function("pay", pay)).await;
+    assert_eq!(fixture.status(id).await, Status::Succeeded);
+    assert_eq!(*results.lock().expect("results"), [(None, None), (None, None)]);
 }
 
 async fn an_event_without_a_payload_stays_an_event(fixture: Fixture) {

@@ -18,7 +18,7 @@ use longshore::{
 use sqlx::Connection as _;
 
 use crate::fixture::*;
-use crate::locks::open_transaction;
+use crate::locks::{end_after_blocking, open_transaction};
 use crate::worker::{nothing, run_worker, until_status};
 
 cases! {
@@ -233,26 +233,12 @@ async fn an_enqueue_with_a_key_starts_the_job(fixture: Fixture) {
 }
 
 async fn an_enqueue_that_waited_for_its_key_starts_the_job(fixture: Fixture) {
-    // The enqueue has left its lane, where it would wait for 200 ms. It waits for two seconds in total, so the
-    // server ends the transaction, and not this program, which may be slow.
-    const ROLL_BACK: &str = "
-        do $$
-        begin
-          while not exists (select
-                              from pg_stat_activity
-                             where pg_backend_pid() = any(pg_blocking_pids(pid))
-                               and clock_timestamp() - query_start > interval '300 ms') loop
-            perform pg_sleep(0.005);
-            perform pg_stat_clear_snapshot();
-          end loop;
-        end $$;
-        rollback";
     let running = idle_worker(&fixture).await;
-    let mut holder = open_transaction(&fixture, "select enqueue('x', idempotency_key => 'once')").await;
+    let holder = open_transaction(&fixture, "select enqueue('x', idempotency_key => 'once')").await;
     let client = fixture.client();
     let waiting = tokio::spawn(async move { client.enqueue(job("mail").idempotency_key("once")).await });
-    let rolled_back = sqlx::raw_sql(ROLL_BACK).execute(&mut holder);
-    tokio::time::timeout(MAX_WAIT, rolled_back).await.expect("the enqueue does not wait").expect("roll back");
+    // The enqueue has left its lane by then, where it would wait for 200 ms. It waits for two seconds in total.
+    end_after_blocking(holder, Duration::from_millis(300), "rollback").await;
     let id = waiting.await.expect("task").expect("the key is free").id;
     must_start(&fixture, running, id).await;
 }

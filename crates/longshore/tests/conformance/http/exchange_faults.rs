@@ -13,7 +13,7 @@ use super::client::{HttpClient, before_timeout, parse};
 use super::exchange::{Holder, id_of, leases, with};
 use super::leases::{ended, settle, worker};
 use crate::fixture::*;
-use crate::locks::{in_time, open_transaction, roll_back, until_blocked_by};
+use crate::locks::{end_after_blocking, in_time, open_transaction, roll_back, until_blocked_by};
 use crate::worker::until;
 
 cases! {
@@ -312,16 +312,12 @@ async fn a_call_that_arrives_while_its_worker_signs_off_leases_nothing(fixture: 
     let signing_off = tokio::spawn(async move { http.send("DELETE", &path, &[], "").await });
     until_blocked_by(&mut other).await;
     let (http, body) = (holder.http.clone(), json!({ "worker_id": holder.worker }));
-    let mut call = tokio::spawn(async move { http.post("/leases", &body).await });
     // The call would return meanwhile if it did not wait. Signing off waits for the lock for two seconds at most.
-    let early = tokio::time::timeout(SECOND / 5, &mut call).await;
-    roll_back(other).await;
+    let ended = tokio::spawn(end_after_blocking(other, SECOND, "rollback"));
+    let response = in_time(http.post("/leases", &body)).await;
     in_time(signing_off).await.expect("a response").expect_status(204);
-    let response = match early {
-        Ok(response) => response,
-        Err(_) => in_time(call).await,
-    };
-    response.expect("a response").expect_status(409);
+    ended.await.expect("task");
+    response.expect_status(409);
     assert_eq!(fixture.status(id).await, Status::Queued);
     assert_eq!(fixture.count(Status::Running).await, 0);
 }
