@@ -110,7 +110,7 @@ pub(crate) use settle::{EndedBy, clean, failure_of, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema version that this build supports, the same on both engines.
-pub const SCHEMA_VERSION: i64 = 8;
+pub const SCHEMA_VERSION: i64 = 9;
 
 /// The oldest version whose workers may use these tables. Earlier ones would ignore limits of groups, or count flows
 /// wrongly.

@@ -19,6 +19,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (6, include_str!("../../../migrations/postgres/0006_flow_control.sql")),
     (7, include_str!("../../../migrations/postgres/0007_flow_returns.sql")),
     (8, include_str!("../../../migrations/postgres/0008_dashboard.sql")),
+    (9, include_str!("../../../migrations/postgres/0009_tokens_have_limits.sql")),
 ];
 /// The view and the SQL functions, replaced by every migration.
 const FUNCTIONS: &str = include_str!("../../../migrations/postgres/functions.sql");

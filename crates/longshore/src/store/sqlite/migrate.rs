@@ -15,6 +15,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (6, include_str!("../../../migrations/sqlite/0006_flow_control.sql")),
     (7, include_str!("../../../migrations/sqlite/0007_flow_returns.sql")),
     (8, include_str!("../../../migrations/sqlite/0008_dashboard.sql")),
+    (9, include_str!("../../../migrations/sqlite/0009_tokens_have_limits.sql")),
 ];
 /// The view, replaced by every migration.
 const VIEWS: &str = include_str!("../../../migrations/sqlite/views.sql");

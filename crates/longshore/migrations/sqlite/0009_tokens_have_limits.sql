@@ -1,0 +1,5 @@
+-- Nobody stops the work of others. SQLite has no publications, so there is nothing to change for them.
+--
+-- Workers of version 7 or 8 may go on.
+--
+-- Runs inside one transaction.
