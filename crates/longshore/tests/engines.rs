@@ -42,7 +42,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "fill",
             "limit_lock_waits",
             "begin",
-            "begin_claim",
+            "begin_indexed",
             "begin_unless_begun",
             "begin_step",
             "begin_view",

@@ -218,7 +218,7 @@ async fn advance_one_by_one(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
 
 /// Follows changes of several flows, or only of one.
 async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
-    let mut transaction = tx.begin().await?;
+    let mut transaction = tx.begin_indexed().await?;
     let tx = &mut transaction.tx();
     tx.limit_lock_waits(MAX_LOCK_WAIT).await?;
     let mut flows = lock_changed(tx, only).await?;
@@ -396,7 +396,8 @@ async fn follow_parents(
 }
 
 /// The held ones of these jobs, with the numbers of their links and one parent whose end
-/// they needed otherwise.
+/// they needed otherwise. Each row is found by its key. A join would read whole tables for each child while the
+/// planner takes them for empty.
 const HELD_CHILDREN: &str = "
     select c.id, w.flow, l.open, l.unmet, b.task, b.succeeded
       from unnest((select $1::uuid[])) as c(id)
@@ -411,13 +412,24 @@ const HELD_CHILDREN: &str = "
                from longshore.links
               where child = c.id) as l
       left join lateral (
-             select j.task, f.outcome = 'succeeded' as succeeded
-               from longshore.links n
-               join longshore.jobs j on j.id = n.parent
-               join longshore.finished f on f.id = n.parent
-              where n.child = c.id
-                and not n.met
-                and l.unmet > 0
+             select j.task, f.succeeded
+               from (select n.parent
+                       from longshore.links n
+                      where n.child = c.id
+                        and not n.met
+                        and l.unmet > 0
+                      order by n.parent
+                     offset 0) as n
+              cross join lateral (
+                      select task
+                        from longshore.jobs
+                       where id = n.parent
+                       limit 1) as j
+              cross join lateral (
+                      select outcome = 'succeeded' as succeeded
+                        from longshore.finished
+                       where id = n.parent
+                       limit 1) as f
               order by n.parent
               limit 1) as b
         on true
