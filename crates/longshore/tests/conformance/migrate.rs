@@ -5,7 +5,8 @@ use std::time::Duration;
 use chrono::Utc;
 use longshore::store::{Beat, ExistingKinds};
 use longshore::{
-    Client, FlowStatus, JobId, Migrated, NewJob, NewKind, Retention, SCHEMA_VERSION, Status, Worker, chain, task,
+    Client, FlowStatus, JobId, Migrated, NewJob, NewKind, Retention, SCHEMA_VERSION, Status, Worker, chain,
+    task,
 };
 
 use crate::fixture::*;
@@ -47,7 +48,8 @@ async fn every_table_can_be_published(fixture: Fixture) {
                   where i.indrelid = c.oid
                     and (i.indisreplident or (c.relreplident = 'd' and i.indisprimary)))";
     let mut connection = fixture.postgres().await;
-    let tables: String = sqlx::query_scalar(WITHOUT_IDENTITY).fetch_one(&mut connection).await.expect("query");
+    let tables: String =
+        sqlx::query_scalar(WITHOUT_IDENTITY).fetch_one(&mut connection).await.expect("query");
     assert_eq!(tables, "", "tables without a primary key or a replica identity");
 }
 
@@ -68,7 +70,8 @@ async fn a_publication_of_all_tables_stops_nothing(fixture: Fixture) {
         fixture.add(job("mail").group("customer")).await;
         fixture.add(job("mail")).await;
     }
-    let flow = put(&fixture, chain![task("a", job("mail")), task("b", job("mail"))].on_end(job("mail"))).await.id;
+    let flow =
+        put(&fixture, chain![task("a", job("mail")), task("b", job("mail"))].on_end(job("mail"))).await.id;
     let worker = Worker::builder(fixture.client()).function("mail", crate::worker::nothing);
     let ran = tokio::time::timeout(MAX_WAIT, crate::worker::drain(worker)).await;
     ran.expect("the worker runs all jobs");
@@ -100,12 +103,13 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
     assert_eq!(bare.store().schema_version().await.expect("version"), SCHEMA_VERSION);
 }
 
-/// Removes everything that version 8 added.
+/// Removes everything that versions 8 and 9 added.
 async fn downgrade_to_version_seven(fixture: &Fixture) {
     if fixture.engine() == Engine::Postgres {
         fixture.sql("drop table failure_notes", None).await;
     }
     const UNDO: &str = "
+        drop table flow_parts;
         drop table operations;
         drop table failures;
         drop table measures;
