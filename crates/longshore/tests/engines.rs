@@ -42,7 +42,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "fill",
             "limit_lock_waits",
             "begin",
-            "begin_claim",
+            "begin_indexed",
             "begin_unless_begun",
             "begin_step",
             "begin_view",
@@ -287,7 +287,12 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "Postgres has macros, parts of its statements",
     ),
     ("sqlite", "advance.rs", &["follow_changes"], "a savepoint instead of a transaction"),
-    ("postgres", "advance.rs", &["lock_changed"], "SQLite has one writer, so flows need no lock"),
+    (
+        "postgres",
+        "advance.rs",
+        &["changed", "lock_changed", "lock"],
+        "SQLite has one writer, so flows need no lock",
+    ),
     (
         "postgres",
         "flows.rs",

@@ -17,7 +17,7 @@ use super::schemas::{ActionSchema, StatusSchema};
 use crate::client::{Target, also_in};
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::lifecycle::{self, Event, Finished, LeaseFlags, Running, Waiting};
-use crate::store::{Action, ListFilter, Payloads};
+use crate::store::{Action, KeyWait, ListFilter, Payloads};
 
 /// The maximum number of jobs that one request processes.
 const MAX_JOBS: u32 = 10_000;
@@ -137,7 +137,7 @@ pub(super) async fn bulk(
             response.skipped += skipped.count() as u64;
         } else {
             let jobs: Vec<Target> = page.jobs.iter().map(|job| Target::listed(job, &also_in)).collect();
-            let changes = server.client.change_jobs(body.action, &jobs).await;
+            let changes = server.client.change_jobs(body.action, &jobs, KeyWait::Long, 0).await;
             if let Some((_, error)) = changes.failed {
                 return Err(error.into());
             }

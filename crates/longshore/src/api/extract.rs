@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 use super::bodies::BodyReceiver;
 use super::problem::{ApiResult, Problem, Slug};
 use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
+use crate::error::Error;
 use crate::job::{FlowId, JobId, OperationId};
 use crate::retry::MAX_DELAY;
 
@@ -116,6 +117,21 @@ pub(super) async fn read_body(request: Request, limit: usize) -> ApiResult<Bytes
         // The request has no body.
         None => Ok(Bytes::new()),
     }
+}
+
+/// Larger bodies are worked on in a thread where this delays no other request.
+const MAX_INLINE: usize = 64 * 1024;
+
+/// Does work that takes longer the larger the body is.
+pub(super) async fn work_on<T: Send + 'static>(
+    bytes: Bytes,
+    work: impl FnOnce(&[u8]) -> T + Send + 'static,
+) -> ApiResult<T> {
+    if bytes.len() <= MAX_INLINE {
+        return Ok(work(&bytes));
+    }
+    let done = tokio::task::spawn_blocking(move || work(&bytes)).await;
+    done.map_err(|error| Error::internal("the work on a body ended early").with_source(error).into())
 }
 
 /// Refuses a compressed body, whose contents would be reported as invalid JSON.

@@ -20,7 +20,7 @@ use super::auth::Caller;
 use super::enqueue::ENQUEUED_AS;
 use super::extract::{
     FlowIdPath, JobHeaders, MAX_BATCH_BODY, Query, Subject, clamped, expect_content_type, parse_object,
-    read_body, refuse_nul,
+    read_body, refuse_nul, work_on,
 };
 use super::jobs::{linked, page_size};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
@@ -29,7 +29,6 @@ use super::schemas::{AnyInteger, FlowSchema, TaskSchema};
 use crate::client::{Client, batch_span, members};
 use crate::enqueue::{EnqueuedAs, ValidJob};
 use crate::job::{FlowId, JobId};
-use crate::keys::in_namespace;
 use crate::store::{FlowFilter, FlowRecord, NewFlow, NewMember, PutFlow};
 
 use body::{AddJobsBody, NewFlowBody};
@@ -363,16 +362,15 @@ pub(super) async fn add(
 ) -> ApiResult<Json<FlowRecord>> {
     expect_content_type(request.headers(), &["application/json"])?;
     let bytes = read_body(request, MAX_BATCH_BODY).await?;
-    let body: AddJobsBody = parse_object(Subject::Body, &bytes)?;
+    // The request contains the queues, so the namespace of limited tokens does not have to.
+    let namespace = if caller.queues().is_some() { "limited" } else { "" };
+    let read = work_on(bytes, move |bytes| {
+        let body: AddJobsBody = parse_object(Subject::Body, bytes)?;
+        ApiResult::Ok((body, idempotency_key.map(|key| part_id(namespace, &key, bytes))))
+    });
+    let (body, part) = read.await??;
     find(&server, &caller, id).await?;
-    let mut jobs = body.into_jobs(&server, trace.as_deref()).await?;
-    if let Some(mut key) = idempotency_key {
-        if let (Some(_), Some(first)) = (caller.queues(), jobs.first()) {
-            key = in_namespace("Idempotency-Key", first.queue_name(), &key)?;
-        }
-        let numbered = jobs.into_iter().zip(0..);
-        jobs = numbered.map(|(job, nth)| job.id(part_id(id, &key, &bytes, nth))).collect();
-    }
+    let jobs = body.into_jobs(&server, trace.as_deref()).await?;
     let span = batch_span();
     let members = span.in_scope(|| members(None, jobs))?;
     span.record("jobs", members.len());
@@ -380,24 +378,21 @@ pub(super) async fn add(
         caller.may_use(job.queue()).map_err(|problem| problem.at(format_args!("jobs[{i}]")))?;
         server.limiter.check_depth(&server.client, job.queue()).await?;
     }
-    server.client.add_members(id, &members).instrument(span).await?;
+    server.client.add_members(id, part, &members).instrument(span).await?;
     Ok(Json(server.client.flow(id).await?))
 }
 
-/// The id of a job of a part that has a key: the same whenever the request is repeated. It has the time of
-/// the flow, and jobs of one part are in the order of the request.
-fn part_id(flow: FlowId, key: &str, body: &[u8], nth: u16) -> JobId {
+/// The id of a part that has a key: the same whenever the request is repeated.
+fn part_id(namespace: &str, key: &str, body: &[u8]) -> Uuid {
     let mut hash = Sha256::new();
-    hash.update(flow.0.as_bytes());
-    hash.update((key.len() as u64).to_be_bytes());
-    hash.update(key);
+    for text in [namespace, key] {
+        hash.update((text.len() as u64).to_be_bytes());
+        hash.update(text);
+    }
     hash.update(body);
-    let mut random = [0; 10];
-    random.copy_from_slice(&hash.finalize()[..10]);
-    // The first bytes are partly replaced by the version of the UUID.
-    random[3..5].copy_from_slice(&nth.to_be_bytes());
-    let millis = (flow.0.as_u128() >> 80) as u64;
-    JobId(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
+    let mut id = [0; 16];
+    id.copy_from_slice(&hash.finalize()[..16]);
+    uuid::Builder::from_custom_bytes(id).into_uuid()
 }
 
 /// Seals a flow: no more jobs can be added, and it ends when all of its jobs have ended.

@@ -73,9 +73,9 @@ impl Client {
 
     /// Wakes the jobs that wait for new events. Returns how many.
     pub async fn deliver_events(&self) -> Result<usize> {
-        let mut woken = 0;
+        let (mut woken, mut after) = (0, None);
         loop {
-            let delivered = self.store.deliver(STEP).await?;
+            let delivered = self.store.deliver(after.as_ref(), STEP).await?;
             woken += delivered.queues.len();
             #[cfg(any(feature = "api", feature = "worker"))]
             crate::job_metrics::count_delivered_events(delivered.queues.len());
@@ -83,6 +83,7 @@ impl Client {
             if !delivered.more {
                 return Ok(woken);
             }
+            after = delivered.after;
         }
     }
 

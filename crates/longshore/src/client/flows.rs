@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tracing::Instrument;
+use uuid::Uuid;
 
 use super::Client;
 use super::enqueue::{CallerTransaction, batch_span};
@@ -188,12 +189,17 @@ impl Client {
             let checked = self.check_member(&member.job).await;
             checked.map_err(|error| error.in_item("jobs", i))?;
         }
-        self.add_members(flow, &members).await
+        self.add_members(flow, None, &members).await
     }
 
-    /// Adds jobs whose kinds and payloads have been checked to a flow.
-    pub(crate) async fn add_members(&self, flow: FlowId, members: &[NewMember]) -> Result<()> {
-        match self.store.add_members(flow, members).await? {
+    /// Adds jobs whose kinds and payloads have been checked to a flow. A part with an id is added once.
+    pub(crate) async fn add_members(
+        &self,
+        flow: FlowId,
+        part: Option<Uuid>,
+        members: &[NewMember],
+    ) -> Result<()> {
+        match self.store.add_members(flow, part, members).await? {
             Added::Stored => {}
             Added::NotFound => return Err(not_found(flow)),
             Added::Sealed => {
@@ -245,8 +251,8 @@ impl Client {
     }
 
     /// Cancels a flow: members that wait are cancelled, running ones are requested to stop, and
-    /// nothing else starts. Callbacks run when the flow has ended. Returns a conflict error if the flow
-    /// has ended.
+    /// nothing else starts. Callbacks run when the flow has ended. Members that another client's open transaction has
+    /// locked are cancelled later. Returns a conflict error if the flow has ended.
     pub async fn cancel_flow(&self, id: FlowId) -> Result<CancelledFlow> {
         if !self.store.flag_cancelled(id).await? && self.flow(id).await?.ended_at.is_some() {
             // A retry may have reopened members, and the flow may not have followed that yet.
@@ -262,9 +268,10 @@ impl Client {
             }
         }
         let mut done = CancelledFlow::default();
-        let (mut after, mut workers) = (None, BTreeSet::new());
+        let (mut after, mut skipped, mut workers) = (None, 0, BTreeSet::new());
         loop {
-            let step = self.store.cancel_members(id, after, MEMBERS).await?;
+            let step = self.store.cancel_members(id, after, skipped, MEMBERS).await?;
+            skipped += step.skipped;
             done.cancelled += step.cancelled;
             done.requested += step.requested;
             workers.extend(step.workers);
@@ -272,6 +279,12 @@ impl Client {
             if after.is_none() {
                 break;
             }
+        }
+        if skipped > 0 {
+            tracing::info!(
+                flow_id = %id, skipped,
+                "skipped members that other transactions have locked; upkeep cancels them"
+            );
         }
         workers.into_iter().for_each(|worker| self.notifier.notify_cancel(worker));
         self.advance_soon();

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::{self, Event, State, Transition, When};
 use crate::store::{
-    DeadFilter, FoundGroup, GroupChange, GroupRecord, Operated, Operation, PlaceInLine, QueueChange,
+    DeadFilter, FoundGroup, GroupChange, GroupRecord, KeyWait, Operated, Operation, PlaceInLine, QueueChange,
 };
 use crate::turns::{MAX_WEIGHT, Rate};
 
@@ -178,7 +178,7 @@ impl Client {
 
     /// Carries out a command on a job that may change at any time.
     pub(super) async fn command(&self, id: JobId, command: &Command) -> Result<Operation> {
-        self.command_on(id, None, command).await
+        self.command_on(id, None, command, KeyWait::Long).await
     }
 
     /// As [`command`](Self::command), but refuses a job that has run since it was seen and no longer matches.
@@ -187,6 +187,7 @@ impl Client {
         id: JobId,
         seen: Option<&Seen>,
         command: &Command,
+        wait: KeyWait,
     ) -> Result<Operation> {
         for _ in 0..MAX_ROUNDS {
             let Some(state) = self.store.locate(id).await? else {
@@ -197,7 +198,7 @@ impl Client {
                 return Err(Error::conflict(message).with_status(state.status()));
             }
             let operation = command.decide(&state).map_err(|refusal| refusal.into_error(id, &state))?;
-            match self.store.operate(id, &state, &operation).await? {
+            match self.store.operate(id, &state, &operation, wait).await? {
                 Operated::Done => {
                     if let (State::Running(running), Operation::RequestCancel) = (&state, &operation) {
                         self.notifier.notify_cancel(running.worker);

@@ -21,8 +21,8 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, OperationId, Status};
 use crate::lifecycle::When;
 use crate::store::{
-    Action, Glance, HeldOperation, Holder, JobFilter, NewOperation, OperationFilter, OperationRecord,
-    OperationState, OperationStep, Selection,
+    Action, Glance, HeldOperation, Holder, JobFilter, KeyWait, NewOperation, OperationFilter,
+    OperationRecord, OperationState, OperationStep, Selection,
 };
 
 /// The maximum number of jobs per step.
@@ -36,6 +36,8 @@ const HOLD: Duration = Duration::from_secs(30);
 const MAX_STEP_TIME: Duration = Duration::from_secs(10);
 /// When an operation is tried again after a temporary error. Other operations continue meanwhile.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// How many jobs an operation passes by, because another transaction has locked them. If there are more, it waits.
+const MAX_LOCKED: usize = 1000;
 /// How many jobs are changed at the same time. On Postgres, more would only wait for connections. On SQLite,
 /// these share a commit.
 const CONCURRENT_CHANGES: usize = 32;
@@ -183,6 +185,8 @@ struct Execution<'c> {
     operation: HeldOperation,
     holder: Holder,
     cursor: Option<JobId>,
+    /// The jobs to visit again, because another transaction had locked them.
+    locked: Vec<JobId>,
 }
 
 /// What follows a step.
@@ -201,8 +205,9 @@ struct Visit {
 }
 
 impl<'c> Execution<'c> {
-    fn new(client: &'c Client, operation: HeldOperation, holder: Holder) -> Self {
-        Execution { client, cursor: operation.record.cursor, operation, holder }
+    fn new(client: &'c Client, mut operation: HeldOperation, holder: Holder) -> Self {
+        let locked = std::mem::take(&mut operation.locked);
+        Execution { client, cursor: operation.record.cursor, operation, holder, locked }
     }
 
     /// Visits the next jobs and stores what was done.
@@ -211,15 +216,14 @@ impl<'c> Execution<'c> {
             Ok(visit) => visit,
             Err(error) => return self.fail(OperationStep::default(), None, error).await,
         };
-        let changes = self.client.change_jobs(self.operation.record.action, &visit.jobs).await;
-        let mut step = OperationStep {
-            cursor: changes.last,
-            examined: changes.changed + changes.skipped,
-            changed: changes.changed,
-            skipped: changes.skipped,
-            error: None,
-            hold: HOLD,
-        };
+        if visit.jobs.is_empty() && visit.next.is_none() && !self.locked.is_empty() {
+            return self.visit_locked().await;
+        }
+        let most_locked = MAX_LOCKED - self.locked.len().min(MAX_LOCKED);
+        let changes = self.change(&visit.jobs, most_locked).await;
+        let mut step = changes.step();
+        step.cursor = changes.last;
+        self.locked.extend(&changes.locked);
         if let Some((job, error)) = changes.failed {
             return self.fail(step, Some(job), error).await;
         }
@@ -229,7 +233,7 @@ impl<'c> Execution<'c> {
         }
         let is_last = is_complete && visit.next.is_none();
         Ok(match self.save(&step).await? {
-            Some(OperationState::Running) if is_last => {
+            Some(OperationState::Running) if is_last && self.locked.is_empty() => {
                 self.end(None).await?;
                 Next::Leave
             }
@@ -238,9 +242,59 @@ impl<'c> Execution<'c> {
         })
     }
 
+    /// Visits some of the jobs again that another transaction had locked.
+    async fn visit_locked(&mut self) -> Result<Next> {
+        let rest = self.locked.split_off(self.locked.len().min(STEP as usize));
+        let visited = std::mem::replace(&mut self.locked, rest);
+        let jobs = match self.find_again(&visited).await {
+            Ok(jobs) => jobs,
+            Err(error) => {
+                self.locked.extend(visited);
+                return self.fail(OperationStep::default(), None, error).await;
+            }
+        };
+        let changes = self.change(&jobs, usize::MAX).await;
+        let mut step = changes.step();
+        let done = jobs.iter().position(|job| Some(job.id) == changes.last).map_or(0, |last| last + 1);
+        let mut left = jobs[done..].iter();
+        if let Some((job, error)) = changes.failed {
+            if !is_temporary(&error) {
+                // The operation ends here. If it is resumed, this job is not visited again.
+                left.next();
+                step.examined += 1;
+                step.skipped += 1;
+            }
+            self.locked.extend(left.map(|job| job.id));
+            self.locked.extend(changes.locked);
+            return self.fail_at(step, job, error).await;
+        }
+        self.locked.extend(left.map(|job| job.id));
+        let first = changes.locked.first().copied();
+        self.locked.extend(changes.locked);
+        if let Some(job) = first.filter(|_| step.examined == 0) {
+            step.error =
+                Some(format!("job {job}: another client's open transaction has locked it; trying again"));
+            step.hold = TRY_AGAIN_AFTER;
+            self.save(&step).await?;
+            return Ok(Next::Leave);
+        }
+        Ok(match self.save(&step).await? {
+            Some(OperationState::Running) if self.locked.is_empty() => {
+                self.end(None).await?;
+                Next::Leave
+            }
+            Some(OperationState::Running) => Next::Continue,
+            _ => Next::Leave,
+        })
+    }
+
+    async fn change(&self, jobs: &[Target], most_locked: usize) -> Changes {
+        self.client.change_jobs(self.operation.record.action, jobs, KeyWait::Skip, most_locked).await
+    }
+
     /// The next jobs.
     async fn find_jobs(&self) -> Result<Visit> {
-        let HeldOperation { record, ids } = &self.operation;
+        let HeldOperation { record, ids, .. } = &self.operation;
         match (ids, &record.filter) {
             (Some(ids), _) => self.find_listed(ids).await,
             (None, Some(filter)) => self.find_matching(&JobFilter::from_stored(filter)?).await,
@@ -252,6 +306,12 @@ impl<'c> Execution<'c> {
     async fn find_listed(&self, ids: &[JobId]) -> Result<Visit> {
         let visited = ids.partition_point(|id| self.cursor.is_some_and(|cursor| *id >= cursor));
         let part = &ids[visited..ids.len().min(visited + STEP as usize)];
+        let next = part.last().copied().filter(|_| visited + part.len() < ids.len());
+        Ok(Visit { jobs: self.named(part).await?, next })
+    }
+
+    /// These jobs of a list of ids.
+    async fn named(&self, part: &[JobId]) -> Result<Vec<Target>> {
         let found = self.client.store.glance(0, part).await?;
         let found: HashMap<JobId, Glance> = found.into_iter().map(|job| (job.id, job)).collect();
         let queues = self.operation.record.queues.as_ref();
@@ -265,20 +325,36 @@ impl<'c> Execution<'c> {
             }
             _ => Target::skipped(*id),
         });
-        let next = part.last().copied().filter(|_| visited + part.len() < ids.len());
-        Ok(Visit { jobs: jobs.collect(), next })
+        Ok(jobs.collect())
     }
 
     /// The next jobs that match a filter and existed when the operation was started.
     async fn find_matching(&self, filter: &JobFilter) -> Result<Visit> {
         let page = self.client.store.list(&filter.page(self.cursor, STEP)).await?;
-        let also_in = also_in(self.operation.record.action, &filter.statuses);
         let jobs = page.jobs.iter().filter(|job| self.existed(job.created_at));
-        let jobs = jobs.map(|job| match self.may_change(job.finished_at) {
-            true => Target::listed(job, &also_in),
+        let jobs = jobs.map(|job| self.matching(filter, job)).collect();
+        Ok(Visit { jobs, next: page.next })
+    }
+
+    /// A job that matches a filter.
+    fn matching(&self, filter: &JobFilter, job: &JobRecord) -> Target {
+        match self.may_change(job.finished_at) {
+            true => Target::listed(job, &also_in(self.operation.record.action, &filter.statuses)),
             false => Target::skipped(job.id),
-        });
-        Ok(Visit { jobs: jobs.collect(), next: page.next })
+        }
+    }
+
+    /// Jobs that were found before. Those that do not match the filter any more are skipped.
+    async fn find_again(&self, ids: &[JobId]) -> Result<Vec<Target>> {
+        let Some(filter) = &self.operation.record.filter else { return self.named(ids).await };
+        let filter = JobFilter::from_stored(filter)?;
+        let mut jobs = Vec::with_capacity(ids.len());
+        for id in ids {
+            let only = JobFilter { id: Some(id.0.to_string().parse()?), ..filter.clone() };
+            let found = self.client.store.list(&only.page(None, 1)).await?.jobs;
+            jobs.push(found.first().map_or(Target::skipped(*id), |job| self.matching(&filter, job)));
+        }
+        Ok(jobs)
     }
 
     /// Whether a job existed when the operation was started.
@@ -296,9 +372,23 @@ impl<'c> Execution<'c> {
     /// Stores a step that could not be completed. A temporary error is tried again later. Another error ends
     /// the operation behind the job, so that it can be resumed with the next one.
     async fn fail(&mut self, mut step: OperationStep, job: Option<JobId>, error: Error) -> Result<Next> {
-        let operation_id = self.operation.record.id;
+        if let Some(job) = job.filter(|_| !is_temporary(&error)) {
+            step.cursor = Some(job);
+            step.examined += 1;
+            step.skipped += 1;
+        }
         let at = job.map_or_else(String::new, |job| format!("job {job}: "));
-        if error.is_unavailable() || error.is_read_only() {
+        self.fail_with(step, at, error).await
+    }
+
+    /// As [`fail`](Self::fail); the counts contain the job, and the cursor stays.
+    async fn fail_at(&mut self, step: OperationStep, job: JobId, error: Error) -> Result<Next> {
+        self.fail_with(step, format!("job {job}: "), error).await
+    }
+
+    async fn fail_with(&mut self, mut step: OperationStep, at: String, error: Error) -> Result<Next> {
+        let operation_id = self.operation.record.id;
+        if is_temporary(&error) {
             tracing::warn!(%operation_id, %error, "an operation could not continue; trying again");
             let reason =
                 if error.is_locked() { error.to_string() } else { "the database was not available".into() };
@@ -308,11 +398,6 @@ impl<'c> Execution<'c> {
             return Ok(Next::Leave);
         }
         tracing::error!(%operation_id, %error, "an operation failed");
-        if let Some(job) = job {
-            step.cursor = Some(job);
-            step.examined += 1;
-            step.skipped += 1;
-        }
         step.hold = HOLD;
         let reason = match error.is_invalid() {
             true => error.to_string(),
@@ -342,6 +427,7 @@ impl<'c> Execution<'c> {
             examined: record.examined,
             changed: record.changed,
             skipped: record.skipped,
+            locked: self.locked.clone(),
             ..step.clone()
         };
         let operation_id = record.id;
@@ -356,6 +442,11 @@ impl<'c> Execution<'c> {
     async fn end(&self, error: Option<&str>) -> Result<()> {
         self.client.store.end_operation(self.operation.record.id, self.holder, error).await.map(drop)
     }
+}
+
+/// Whether the same change may succeed later.
+fn is_temporary(error: &Error) -> bool {
+    error.is_unavailable() || error.is_read_only()
 }
 
 // ---- changing several jobs -------------------------------------------------
@@ -421,7 +512,9 @@ pub(crate) struct Changes {
     pub(crate) changed: u64,
     /// How many could not be changed, because of their state or because they no longer exist.
     pub(crate) skipped: u64,
-    /// The last one that counts; `None` if there is none. Those after it were not visited, or have to be
+    /// Those that another transaction has locked.
+    pub(crate) locked: Vec<JobId>,
+    /// The last one that counts or is locked; `None` if there is none. Those after it were not visited, or have to be
     /// visited again.
     pub(crate) last: Option<JobId>,
     /// The job after that, if it caused an error.
@@ -430,8 +523,15 @@ pub(crate) struct Changes {
 
 impl Client {
     /// Changes jobs, several at a time, and notifies workers. Stops after an error, and after some
-    /// seconds.
-    pub(crate) async fn change_jobs(&self, action: Action, jobs: &[Target]) -> Changes {
+    /// seconds. `wait` is how long each change waits for what another transaction has locked. More than `most_locked` jobs
+    /// for which that was too short count as an error.
+    pub(crate) async fn change_jobs(
+        &self,
+        action: Action,
+        jobs: &[Target],
+        wait: KeyWait,
+        most_locked: usize,
+    ) -> Changes {
         let began = Instant::now();
         let mut results: Vec<Visited> = jobs.iter().map(|_| Visited::No).collect();
         let (mut next, mut must_stop) = (0, false);
@@ -445,9 +545,9 @@ impl Client {
                     continue;
                 }
                 results[nth] = Visited::Failed(Error::internal("the change of the job ended early"));
-                running.spawn(
-                    async move { (nth, client.command_on(id, seen.as_ref(), &action.command()).await) },
-                );
+                running.spawn(async move {
+                    (nth, client.command_on(id, seen.as_ref(), &action.command(), wait).await)
+                });
             }
             let Some(ended) = running.join_next().await else { break };
             if let Ok((nth, result)) = ended {
@@ -460,7 +560,7 @@ impl Client {
             let queues = changed.filter_map(|(job, _)| job.queue.as_deref());
             self.notifier.notify(queues.map(|queue| (queue, When::NOW)));
         }
-        Changes::of(jobs, results)
+        Changes::of(jobs, results, most_locked)
     }
 }
 
@@ -470,6 +570,8 @@ enum Visited {
     Changed,
     /// Its state does not allow the change, or it no longer exists.
     Skipped,
+    /// Another transaction has locked it.
+    Locked(Error),
     /// An error that is about more than the job's state.
     Failed(Error),
 }
@@ -479,6 +581,7 @@ impl Visited {
         match result {
             Ok(()) => Visited::Changed,
             Err(error) if error.is_conflict() || error.is_not_found() => Visited::Skipped,
+            Err(error) if error.is_locked() => Visited::Locked(error),
             Err(error) => Visited::Failed(error),
         }
     }
@@ -486,14 +589,15 @@ impl Visited {
 
 impl Changes {
     /// Counts the results up to the first error or the first job that was not visited.
-    fn of(jobs: &[Target], results: Vec<Visited>) -> Self {
+    fn of(jobs: &[Target], results: Vec<Visited>, most_locked: usize) -> Self {
         let mut changes = Changes::default();
         for (job, result) in jobs.iter().zip(results) {
             match result {
                 Visited::Changed => changes.changed += 1,
                 Visited::Skipped => changes.skipped += 1,
                 Visited::No => break,
-                Visited::Failed(error) => {
+                Visited::Locked(_) if changes.locked.len() < most_locked => changes.locked.push(job.id),
+                Visited::Locked(error) | Visited::Failed(error) => {
                     changes.failed = Some((job.id, error));
                     break;
                 }
@@ -501,6 +605,17 @@ impl Changes {
             changes.last = Some(job.id);
         }
         changes
+    }
+
+    /// What they add to the numbers of an operation.
+    fn step(&self) -> OperationStep {
+        OperationStep {
+            examined: self.changed + self.skipped,
+            changed: self.changed,
+            skipped: self.skipped,
+            hold: HOLD,
+            ..OperationStep::default()
+        }
     }
 }
 
@@ -540,7 +655,7 @@ mod tests {
         let jobs: Vec<Target> =
             [9, 8, 7, 6].map(|n| Target::named(JobId(Uuid::from_u128(n)), "mail")).to_vec();
         let of = |results| {
-            let Changes { changed, skipped, last, failed } = Changes::of(&jobs, results);
+            let Changes { changed, skipped, last, failed, .. } = Changes::of(&jobs, results, 1);
             (changed, skipped, last.map(|id| id.0.as_u128()), failed.map(|(id, _)| id.0.as_u128()))
         };
         use Visited::*;
@@ -549,5 +664,8 @@ mod tests {
         assert_eq!(of(vec![Changed, Skipped, error(), Changed]), (1, 1, Some(8), Some(7)));
         assert_eq!(of(vec![Changed, No, No, No]), (1, 0, Some(9), None));
         assert_eq!(of(vec![error(), No, No, No]), (0, 0, None, Some(9)));
+        let locked = || Locked(Error::locked("an open transaction"));
+        assert_eq!(of(vec![Changed, locked(), Changed, Skipped]), (2, 1, Some(6), None));
+        assert_eq!(of(vec![Changed, locked(), Changed, locked()]), (2, 0, Some(7), Some(6)));
     }
 }

@@ -41,4 +41,9 @@ pub struct Delivered {
     pub queues: Vec<String>,
     /// Whether more events may wait for delivery.
     pub more: bool,
+    /// Where the next step starts, if there is more; `None` at the first event.
+    pub after: Option<EventPlace>,
 }
+
+/// The place of an event in the order in which events are delivered: when it was emitted, and its name.
+pub type EventPlace = (DateTime<Utc>, String);

@@ -331,6 +331,8 @@ pub struct CancelledMembers {
     pub requested: u64,
     /// The workers that hold them.
     pub workers: Vec<WorkerId>,
+    /// How many members were skipped, because others have locked them.
+    pub skipped: u64,
     /// Where the next step starts; `None` at the end.
     pub next: Option<JobId>,
 }

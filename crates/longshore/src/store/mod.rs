@@ -62,7 +62,7 @@ pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
-pub use events::{Delivered, Emitted, EventRecord, MAX_EVENT};
+pub use events::{Delivered, Emitted, EventPlace, EventRecord, MAX_EVENT};
 pub use failures::{FailureFilter, FailureRecord};
 pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
@@ -373,8 +373,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     async fn locate(&self, id: JobId) -> Result<Option<State>>;
 
     /// Carries out an operator's command if the job is still in the state `from`.
-    /// Otherwise changes nothing and returns [`Operated::Moved`].
-    async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated>;
+    /// Otherwise changes nothing and returns [`Operated::Moved`]. `wait` is how long to wait for a job, or a key that
+    /// it needs, that another client's open transaction holds.
+    async fn operate(&self, id: JobId, from: &State, to: &Operation, wait: KeyWait) -> Result<Operated>;
 
     /// Lists the ids of dead letters, oldest first.
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
@@ -429,9 +430,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Returns those of the named events that exist, the earliest first.
     async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>>;
 
-    /// Makes up to `limit` jobs due that wait for new events. An event whose jobs are locked by
-    /// others is delivered later.
-    async fn deliver(&self, limit: u32) -> Result<Delivered>;
+    /// Makes up to `limit` jobs due that wait for new events, those after the event `after` in the order in which they were
+    /// emitted. Jobs that others have locked are skipped; their events are delivered to them later.
+    async fn deliver(&self, after: Option<&EventPlace>, limit: u32) -> Result<Delivered>;
 
     /// Removes up to `limit` events whose time has passed. Returns how many.
     async fn remove_events(&self, limit: u32) -> Result<u64>;
@@ -444,8 +445,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     async fn put_flow(&self, flow: &NewFlow) -> Result<PutFlow>;
 
     /// Adds members without links to a flow that is not sealed. Members that were stored by an earlier
-    /// call are not stored again.
-    async fn add_members(&self, flow: FlowId, members: &[NewMember]) -> Result<Added>;
+    /// call are not stored again, nor is a part of the flow that has the id `part`.
+    async fn add_members(&self, flow: FlowId, part: Option<Uuid>, members: &[NewMember]) -> Result<Added>;
 
     /// Seals a flow: no more members can be added, and it ends when all have ended. Returns whether it
     /// exists.
@@ -494,15 +495,18 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     async fn flag_cancelled(&self, flow: FlowId) -> Result<bool>;
 
     /// Cancels the waiting ones of up to `limit` members of a flow after `after`, and requests that the
-    /// running ones stop. The last step ends the cancel.
+    /// running ones stop. Members that others have locked are skipped. The last step ends the cancel, unless it or the steps
+    /// before it (`skipped`) have skipped members: then upkeep repeats the cancel.
     async fn cancel_members(
         &self,
         flow: FlowId,
         after: Option<JobId>,
+        skipped: u64,
         limit: u32,
     ) -> Result<CancelledMembers>;
 
-    /// Lists up to `limit` flows whose deadline has passed, or whose cancel was cut off.
+    /// Returns up to `limit` flows whose deadline has passed, and as many whose cancel was cut off. Flows that others
+    /// have locked are left out.
     async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>>;
 
     /// Reopens those of up to `limit` members of a flow after `after` that ended without success before
@@ -726,10 +730,12 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     async fn remove_kind(&self, name: &str) -> Result<bool>;
 }
 
-/// How long an enqueue waits for a key that another client's open transaction
+/// How long an operation waits for a key or a row that another client's open transaction
 /// holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyWait {
+    /// Hardly at all: the caller skips what is locked, and comes back to it.
+    Skip,
     /// A fraction of a second: the caller tries again in another way.
     Short,
     /// A few seconds, on one of the few connections for this purpose.

@@ -416,6 +416,8 @@ pub struct HeldOperation {
     pub record: OperationRecord,
     /// Its list of ids, highest first; `None` if it has a filter.
     pub ids: Option<Vec<JobId>>,
+    /// The jobs that it has passed by, because another transaction had locked them.
+    pub locked: Vec<JobId>,
 }
 
 /// What one step of an operation has done.
@@ -429,6 +431,8 @@ pub struct OperationStep {
     pub changed: u64,
     /// How many of them could not be changed.
     pub skipped: u64,
+    /// The jobs that have to be visited again, because another transaction has locked them.
+    pub locked: Vec<JobId>,
     /// Why the rest of the step has to be tried again.
     pub error: Option<String>,
     /// For how long no other process may take the operation.

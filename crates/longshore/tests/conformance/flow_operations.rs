@@ -100,7 +100,7 @@ async fn a_cancelled_flow_without_failures_has_not_succeeded(fixture: Fixture) {
 async fn a_cancel_that_was_cut_off_is_resumed(fixture: Fixture) {
     let flow = put(&fixture, fan_out((0..5).map(|n| named(&format!("t{n}"))))).await.id;
     assert!(fixture.store().flag_cancelled(flow).await.expect("flag"));
-    fixture.store().cancel_members(flow, None, 2).await.expect("a first step");
+    fixture.store().cancel_members(flow, None, 0, 2).await.expect("a first step");
     fixture.do_pending().await.expect("do_pending");
     assert_eq!(fixture.count(Status::Cancelled).await, 2, "the process may still be alive");
     fixture.advance(11 * SECOND).await;
@@ -547,7 +547,7 @@ async fn a_retry_ends_a_cancel_that_is_under_way(fixture: Fixture) {
     end(&fixture, worker, "a", failed_permanently()).await;
     assert!(fixture.store().flag_cancelled(flow).await.expect("flag"));
     fixture.retry_flow(flow).await.expect("retry_flow");
-    fixture.store().cancel_members(flow, None, 1000).await.expect("cancel_members");
+    fixture.store().cancel_members(flow, None, 0, 1000).await.expect("cancel_members");
     expect(&fixture, flow, [("a", "queued"), ("b", "queued")]).await;
     assert!(!record(&fixture, flow).await.cancelled);
     // A flow that ends during a cancel has nothing left to cancel.

@@ -44,6 +44,7 @@ cases! {
     sql_adds_no_task_after_one_that_was_retried_a_moment_ago,
     a_flow_in_the_callers_transaction_exists_if_it_commits,
     a_flow_that_another_transaction_has_locked_delays_no_other,
+    a_wide_flow_is_followed_with_few_reads_after_empty_tables_were_analyzed,
 }
 
 pub(crate) fn named(name: &str) -> longshore::Task {
@@ -570,4 +571,36 @@ async fn a_flow_that_another_transaction_has_locked_delays_no_other(fixture: Fix
     assert_eq!(statuses(&fixture, locked).await["b"], "held");
     tx.commit().await.expect("commit");
     expect(&fixture, locked, [("a", "succeeded"), ("b", "queued"), ("x", "queued")]).await;
+}
+
+/// Autovacuum analyzes the tables of a new database while they are empty. The planner then takes a table with many rows for
+/// an empty one.
+async fn a_wide_flow_is_followed_with_few_reads_after_empty_tables_were_analyzed(fixture: Fixture) {
+    const TASKS: i64 = 300;
+    const READ: &str = "
+        select coalesce(sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)), 0)::bigint
+          from pg_stat_user_tables
+         where schemaname = current_schema()
+           and relname in ('jobs', 'ready', 'finished', 'links', 'flow_changes')";
+    const CLOSED: &str = "
+        select coalesce(sum(n_tup_upd), 0)::bigint
+          from pg_stat_user_tables
+         where schemaname = current_schema()
+           and relname = 'links'";
+    fixture.sql("analyze", None).await;
+    let then = |flow: Flow, n| flow.task(task(format!("t{n}"), job("then")).after("first"));
+    let flow = (0..TASKS).fold(Flow::new("f"), then).task(named("first"));
+    let flow = put(&fixture, flow).await.id;
+    let worker = fixture.worker().await;
+    let held = fixture.hold_advances().await;
+    fixture.must_finish(&fixture.claim_one(worker).await, failed_permanently()).await;
+    let client = fixture.second_client().await;
+    client.advance_flows().await.expect("advance_flows");
+    // A session reports what it has read when it ends, at the latest.
+    drop(client);
+    until("the reads are counted", || async { fixture.query_number(CLOSED, None).await >= TASKS }).await;
+    let read = fixture.query_number(READ, None).await;
+    assert!(read < 100 * TASKS, "{read} rows were read to skip {TASKS} tasks");
+    drop(held);
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Failed);
 }

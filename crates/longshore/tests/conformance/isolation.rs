@@ -63,7 +63,7 @@ async fn works<T>(what: &str, work: impl Future<Output = Result<T>>) -> T {
 }
 
 /// What heartbeats, health checks, workers and other callers do.
-async fn everything_else_works(fixture: &Fixture, round: usize) {
+pub(crate) async fn everything_else_works(fixture: &Fixture, round: usize) {
     let store = fixture.store();
     works("the health check", store.now()).await;
     let worker = fixture.worker_with(DAY).await;

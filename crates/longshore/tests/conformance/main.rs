@@ -65,6 +65,7 @@ mod key_rules;
 mod keys;
 mod kinds;
 mod limits;
+mod locked_rows;
 mod locks;
 mod migrate;
 #[path = "../missing/mod.rs"]

@@ -5,7 +5,8 @@ use std::time::Duration;
 use chrono::Utc;
 use longshore::store::{Beat, KindFilter, KindQueues};
 use longshore::{
-    Client, FlowStatus, JobId, Migrated, NewJob, NewKind, SCHEMA_VERSION, Status, Worker, chain, task,
+    Client, FlowStatus, JobId, Migrated, NewJob, NewKind, Retention, SCHEMA_VERSION, Status, Worker, chain,
+    task,
 };
 
 use crate::fixture::*;
@@ -25,6 +26,65 @@ cases! {
     a_pinned_clock_is_pinned_for_every_process,
     an_unpinned_clock_shows_the_real_time,
     the_clock_keeps_microseconds,
+}
+
+cases! {
+    only on postgres:
+    every_table_can_be_published,
+    a_publication_of_all_tables_stops_nothing,
+}
+
+/// Rows of a published table can be deleted only if the table has a primary key or another replica identity.
+async fn every_table_can_be_published(fixture: Fixture) {
+    const WITHOUT_IDENTITY: &str = "
+        select coalesce(string_agg(c.relname, ', '), '')
+          from pg_class c
+         where c.relnamespace = current_schema()::regnamespace
+           and c.relkind in ('r', 'p')
+           and c.relreplident <> 'f'
+           and not exists (
+                 select
+                   from pg_index i
+                  where i.indrelid = c.oid
+                    and (i.indisreplident or (c.relreplident = 'd' and i.indisprimary)))";
+    let mut connection = fixture.postgres().await;
+    let tables: String =
+        sqlx::query_scalar(WITHOUT_IDENTITY).fetch_one(&mut connection).await.expect("query");
+    assert_eq!(tables, "", "tables without a primary key or a replica identity");
+}
+
+/// As upgrades by logical replication, and programs that capture changes, make it.
+async fn a_publication_of_all_tables_stops_nothing(fixture: Fixture) {
+    const PUBLISH: &str = "
+        do $$
+        begin
+          execute (select format('create publication %I for table %s', current_schema(), string_agg(relname, ', '))
+                     from pg_class
+                    where relnamespace = current_schema()::regnamespace
+                      and relkind = 'r');
+        end $$";
+    const UNPUBLISH: &str = "do $$ begin execute format('drop publication %I', current_schema()); end $$";
+    fixture.sql(PUBLISH, None).await;
+    fixture.group_defaults("default", Some(1), None).await.expect("group_defaults");
+    for _ in 0..3 {
+        fixture.add(job("mail").group("customer")).await;
+        fixture.add(job("mail")).await;
+    }
+    let flow =
+        put(&fixture, chain![task("a", job("mail")), task("b", job("mail"))].on_end(job("mail"))).await.id;
+    let worker = Worker::builder(fixture.client()).function("mail", crate::worker::nothing);
+    let ran = tokio::time::timeout(MAX_WAIT, crate::worker::drain(worker)).await;
+    ran.expect("the worker runs all jobs");
+    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+    assert_eq!(fixture.count(Status::Succeeded).await, 9);
+    fixture.advance(8 * DAY).await;
+    fixture.retain(&Retention::default(), |_| async { true }).await.expect("retain");
+    fixture.remove_old_flows(&Retention::default()).await.expect("remove_old_flows");
+    while fixture.store().fold_tallies(100).await.expect("fold") > 0 {}
+    fixture.fold_history(|_| async { true }).await.expect("fold_history");
+    assert_eq!(fixture.query_number("select count(*) from jobs", None).await, 0);
+    assert_eq!(fixture.query_number("select count(*) from flows", None).await, 0);
+    fixture.sql(UNPUBLISH, None).await;
 }
 
 async fn migrating_again_changes_nothing(fixture: Fixture) {
@@ -50,6 +110,7 @@ async fn downgrade_to_version_seven(fixture: &Fixture) {
     }
     const UNDO: &str = "
         drop table queue_kinds;
+        drop table flow_parts;
         drop table operations;
         drop table failures;
         drop table measures;

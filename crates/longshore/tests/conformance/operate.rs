@@ -2,7 +2,7 @@
 //! cancel.
 
 use longshore::lifecycle::State;
-use longshore::store::{Fenced, Operated, Operation};
+use longshore::store::{Fenced, KeyWait, Operated, Operation};
 use longshore::{DeadFilter, Edit, Ending, Error, JobId, NewJob, Outcome, Status, UniqueMode, When};
 
 use crate::fixture::*;
@@ -368,7 +368,8 @@ async fn an_operation_decided_on_an_outdated_state_changes_nothing(fixture: Fixt
     let assert_moved = async |from: &State, operations: Vec<Operation>| {
         let before = snapshot(&fixture.job(id).await);
         for operation in operations {
-            let operated = fixture.store().operate(id, from, &operation).await.expect("operate");
+            let operated =
+                fixture.store().operate(id, from, &operation, KeyWait::Long).await.expect("operate");
             assert_eq!(operated, Operated::Moved, "{operation:?} from {from:?}");
         }
         assert_eq!(snapshot(&fixture.job(id).await), before);
@@ -397,7 +398,7 @@ async fn an_operation_decided_before_another_run_changes_nothing(fixture: Fixtur
     let before = snapshot(&fixture.job(id).await);
     let edit = Edit::default().priority(8).validate().expect("valid");
     for operation in [Operation::Cancel { attempts: 0 }, Operation::RunNow, Operation::Rewrite(edit)] {
-        let operated = fixture.store().operate(id, &seen, &operation).await.expect("operate");
+        let operated = fixture.store().operate(id, &seen, &operation, KeyWait::Long).await.expect("operate");
         assert_eq!(operated, Operated::Moved, "{operation:?}");
     }
     assert_eq!(snapshot(&fixture.job(id).await), before);
@@ -421,7 +422,8 @@ async fn an_operation_decided_before_a_replacement_changes_nothing(fixture: Fixt
         let operations =
             [Operation::Cancel { attempts: 1 }, Operation::RunNow, Operation::Rewrite(edit.clone())];
         for operation in operations {
-            let operated = fixture.store().operate(id, &seen, &operation).await.expect("operate");
+            let operated =
+                fixture.store().operate(id, &seen, &operation, KeyWait::Long).await.expect("operate");
             assert_eq!(operated, Operated::Moved, "{operation:?}");
             assert_eq!(snapshot(&fixture.job(id).await), before, "{operation:?}");
         }
@@ -437,7 +439,7 @@ async fn an_operation_decided_before_another_outcome_changes_nothing(fixture: Fi
     fixture.cancel(id).await.expect("cancel");
     let before = snapshot(&fixture.job(id).await);
     for operation in [Operation::Reopen, Operation::Remove] {
-        let operated = fixture.store().operate(id, &seen, &operation).await.expect("operate");
+        let operated = fixture.store().operate(id, &seen, &operation, KeyWait::Long).await.expect("operate");
         assert_eq!(operated, Operated::Moved, "{operation:?}");
         assert_eq!(snapshot(&fixture.job(id).await), before, "{operation:?}");
     }

@@ -414,7 +414,7 @@ impl Model {
             return;
         }
         self.counts.is_cancelled = true;
-        fixture.store().cancel_members(flow, None, 1000).await.expect("cancel_members");
+        fixture.store().cancel_members(flow, None, 0, 1000).await.expect("cancel_members");
         for job in self.jobs.keys().copied().collect::<Vec<_>>() {
             match self.jobs[&job] {
                 State::Waiting { .. } if self.is_member(job) => {

@@ -272,6 +272,8 @@ impl NewFlowBody {
         for (i, text) in self.tasks.iter().enumerate() {
             let at_task = |problem: Problem| problem.at(place(i, text));
             flow = flow.task(new_task(server, text, trace).await.map_err(at_task)?);
+            // Other requests of this thread go on in between.
+            tokio::task::yield_now().await;
         }
         for (name, condition, text) in callbacks {
             for (place, text) in
@@ -314,6 +316,8 @@ pub(in crate::api) async fn new_jobs(
     let mut jobs = Vec::with_capacity(texts.len());
     for (i, text) in texts.iter().enumerate() {
         let job = new_job(server, text, trace).await;
+        // Other requests of this thread go on in between.
+        tokio::task::yield_now().await;
         jobs.push(job.map_err(|problem| problem.at(format_args!("jobs[{i}]")))?);
     }
     Ok(jobs)

@@ -86,13 +86,12 @@ async fn has_changes(tx: &mut Tx<'_>) -> Sql<bool> {
     Ok(sqlx::query_scalar(tx.sql(HAS_CHANGES)).fetch_one(&mut *tx.connection).await?)
 }
 
-/// The first 256 flows with changes.
-macro_rules! changed_flows {
-    () => {
-        "
+/// The first 256 flows with changes after `$1`, the maximum of [`MAX_CHANGED`].
+const CHANGED: &str = "
     with recursive changed as (
       (select flow, 1 as nth
          from longshore.flow_changes
+        where flow > coalesce($1, '00000000-0000-0000-0000-000000000000')
         order by flow
         limit 1)
       union all
@@ -104,26 +103,25 @@ macro_rules! changed_flows {
                 where c.flow > changed.flow
                 order by c.flow
                 limit 1) as next
-       where changed.nth < 256)"
-    };
+       where changed.nth < 256)
+    select flow from changed";
+
+const MAX_CHANGED: usize = 256;
+
+async fn changed(tx: &mut Tx<'_>, after: Option<Uuid>) -> Sql<Vec<Uuid>> {
+    Ok(sqlx::query_scalar(tx.sql(CHANGED)).bind(after).fetch_all(&mut *tx.connection).await?)
 }
 
-const CHANGED: &str = concat!(changed_flows!(), " select flow from changed");
-
-/// Locks up to 32 flows with changes, or only `$1`. Flows that others have locked are skipped:
+/// Locks up to 32 of these flows. Those that others have locked are skipped:
 /// the process that has locked one looks again after its commit. Only SQL that adds a task does not, and
 /// leaves that to upkeep.
-const LOCK_CHANGED: &str = concat!(
-    changed_flows!(),
-    "
+const LOCK_CHANGED: &str = "
     select f.id, f.open, f.failed, f.sealed, f.cancelled, f.ended_at is not null, f.owned
       from longshore.flows f
-     where f.id = any(array(select flow from changed))
-       and ($1::uuid is null or f.id = $1)
+     where f.id = any($1)
      order by f.id
      limit 32
-       for no key update skip locked"
-);
+       for no key update skip locked";
 
 /// A locked flow.
 struct LockedFlow {
@@ -135,7 +133,8 @@ struct LockedFlow {
 /// Changes of flows that do not exist: nothing follows them.
 const FORGET_CHANGES: &str = "
     delete from longshore.flow_changes c
-     where not exists (select 1 from longshore.flows f where f.id = c.flow)";
+     where c.flow = any($1)
+       and not exists (select 1 from longshore.flows f where f.id = c.flow)";
 
 /// The first `$2` changes, if no member was reopened, as is almost always the case.
 const ENDS: &str = "
@@ -190,6 +189,8 @@ const MAX_CLOSED: usize = 2000;
 /// How long a step waits for a job that another transaction has locked. Most hold such a lock for milliseconds. All other
 /// flows wait meanwhile, and upkeep tries again every second.
 const MAX_LOCK_WAIT: Duration = Duration::from_millis(100);
+/// The same for a step that follows only one of many flows.
+const MAX_LOCK_WAIT_OF_ONE: Duration = Duration::from_millis(10);
 
 pub(super) async fn advance(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
     // Almost always there is nothing to do, and no transaction is needed.
@@ -205,25 +206,29 @@ pub(super) async fn advance(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
 /// One flow that the database does not let us change, or with a job that another transaction has
 /// locked, must not keep the others from advancing.
 async fn advance_one_by_one(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
-    let mut all = Advanced::default();
-    let flows: Vec<Uuid> = sqlx::query_scalar(tx.sql(CHANGED)).fetch_all(&mut *tx.connection).await?;
-    for flow in flows {
-        match advance_together(tx, Some(flow), limit).await {
-            Err(fault) if fault.is_refusal() => warn_of_refused_flow(FlowId(flow), &fault.into()),
-            done => all.add(done?),
+    let (mut all, mut after) = (Advanced::default(), None);
+    loop {
+        let flows = changed(tx, after).await?;
+        for flow in &flows {
+            match advance_together(tx, Some(*flow), limit).await {
+                Err(fault) if fault.is_refusal() => warn_of_refused_flow(FlowId(*flow), &fault.into()),
+                done => all.add(done?),
+            }
+        }
+        after = flows.last().copied();
+        if flows.len() < MAX_CHANGED {
+            return Ok(all);
         }
     }
-    Ok(all)
 }
 
 /// Follows changes of several flows, or only of one.
 async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
-    let mut transaction = tx.begin().await?;
+    let mut transaction = tx.begin_indexed().await?;
     let tx = &mut transaction.tx();
-    tx.limit_lock_waits(MAX_LOCK_WAIT).await?;
+    tx.limit_lock_waits(if only.is_none() { MAX_LOCK_WAIT } else { MAX_LOCK_WAIT_OF_ONE }).await?;
     let mut flows = lock_changed(tx, only).await?;
     if flows.is_empty() {
-        sqlx::query(tx.sql(FORGET_CHANGES)).execute(&mut *tx.connection).await?;
         transaction.commit().await?;
         return Ok(Advanced::default());
     }
@@ -248,9 +253,29 @@ async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sq
     Ok(advanced)
 }
 
+/// Locks flows with changes, or only one. It goes on behind those that others have locked, however many they are.
 async fn lock_changed(tx: &mut Tx<'_>, only: Option<Uuid>) -> Sql<BTreeMap<Uuid, LockedFlow>> {
+    if let Some(only) = only {
+        return lock(tx, &[only]).await;
+    }
+    let mut after = None;
+    loop {
+        let page = changed(tx, after).await?;
+        let flows = lock(tx, &page).await?;
+        if !flows.is_empty() {
+            return Ok(flows);
+        }
+        sqlx::query(tx.sql(FORGET_CHANGES)).bind(&page).execute(&mut *tx.connection).await?;
+        after = page.last().copied();
+        if page.len() < MAX_CHANGED {
+            return Ok(flows);
+        }
+    }
+}
+
+async fn lock(tx: &mut Tx<'_>, ids: &[Uuid]) -> Sql<BTreeMap<Uuid, LockedFlow>> {
     let mut flows = BTreeMap::new();
-    for row in sqlx::query(tx.sql(LOCK_CHANGED)).bind(only).fetch_all(&mut *tx.connection).await? {
+    for row in sqlx::query(tx.sql(LOCK_CHANGED)).bind(ids).fetch_all(&mut *tx.connection).await? {
         let counts = Counts {
             open: row.try_get(1)?,
             failed: row.try_get(2)?,
@@ -396,7 +421,8 @@ async fn follow_parents(
 }
 
 /// The held ones of these jobs, with the numbers of their links and one parent whose end
-/// they needed otherwise.
+/// they needed otherwise. Each row is found by its key. A join would read whole tables for each child while the
+/// planner takes them for empty.
 const HELD_CHILDREN: &str = "
     select c.id, w.flow, l.open, l.unmet, b.task, b.succeeded
       from unnest((select $1::uuid[])) as c(id)
@@ -411,13 +437,24 @@ const HELD_CHILDREN: &str = "
                from longshore.links
               where child = c.id) as l
       left join lateral (
-             select j.task, f.outcome = 'succeeded' as succeeded
-               from longshore.links n
-               join longshore.jobs j on j.id = n.parent
-               join longshore.finished f on f.id = n.parent
-              where n.child = c.id
-                and not n.met
-                and l.unmet > 0
+             select j.task, f.succeeded
+               from (select n.parent
+                       from longshore.links n
+                      where n.child = c.id
+                        and not n.met
+                        and l.unmet > 0
+                      order by n.parent
+                     offset 0) as n
+              cross join lateral (
+                      select task
+                        from longshore.jobs
+                       where id = n.parent
+                       limit 1) as j
+              cross join lateral (
+                      select outcome = 'succeeded' as succeeded
+                        from longshore.finished
+                       where id = n.parent
+                       limit 1) as f
               order by n.parent
               limit 1) as b
         on true

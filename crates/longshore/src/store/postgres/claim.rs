@@ -140,7 +140,7 @@ async fn take_any(
         let all = i16::MIN..=i16::MAX;
         return take(tx, request, cursor, jobs, start, all, wanted, &mut room, Commits::EachStatement).await;
     }
-    let mut transaction = tx.begin_claim().await?;
+    let mut transaction = tx.begin_indexed().await?;
     let tx = &mut transaction.tx();
     if limited {
         room.lock(tx, request).await?;

@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use sqlx::Row;
 
@@ -16,7 +17,7 @@ use super::operate::requeue_now;
 use super::turns::add_turns;
 use super::tx::{Fault, Sql, Tx};
 use crate::error::Error;
-use crate::store::{Delivered, Emitted, EventRecord};
+use crate::store::{Delivered, Emitted, EventPlace, EventRecord};
 
 /// Whether an event, `e`, counts as absent: its time has passed, and no job that it woke still
 /// has to read it. A wait that is not woken does not keep it: that job waits for the next one.
@@ -135,10 +136,11 @@ async fn has_fresh(tx: &mut Tx<'_>) -> Sql<bool> {
 const MAX_EVENTS: usize = 100;
 
 const FRESH: &str = "
-    select name
+    select name, emitted_at
       from longshore.events
      where fresh
-     order by emitted_at
+       and ($1::timestamptz is null or (emitted_at, name) > ($1, $2))
+     order by emitted_at, name
      limit 100
        for no key update skip locked";
 
@@ -148,66 +150,69 @@ const LOCK_DELIVERED: &str = "
       from (select name from unnest($1::text[]) as n(name) order by name) as sorted";
 
 /// Wakes up to `$2` jobs that wait for these events. Each job is found by its primary key,
-/// whatever the planner assumes about the tables. A wait whose job is locked by another
-/// transaction stays as it is, and its event stays fresh. So does an event with more waits.
+/// whatever the planner assumes about the tables. A wait that is locked by another
+/// transaction, or whose job is, stays as it is, and its event stays fresh. So does an event with more waits.
 const WAKE: &str = concat!(
     "
     with awaited as materialized (
-      select event, job, lease_no
-        from longshore.waits
-       where event = any($1)
-         and not woken
-       order by event, job
-       limit $2),
-    unlocked as materialized (
-      select a.job, r.row_id
-        from (select distinct job, lease_no from awaited) as a
+      select p.event, p.job, w.row_id as wait_row, r.row_id as ready_row
+        from (select event, job, lease_no
+                from longshore.waits
+               where event = any($1)
+                 and not woken
+               order by event, job
+              offset 0) as p
        cross join lateral (
                select w.ctid as row_id
+                 from longshore.waits w
+                where w.event = p.event
+                  and w.job = p.job
+                limit 1
+                  for no key update skip locked) as w
+        left join lateral (
+               select w.ctid as row_id
                  from longshore.ready w
-                where w.id = a.job
-                  and w.lease_no = a.lease_no
+                where w.id = p.job
+                  and w.lease_no = p.lease_no
                   and w.held is not true   -- it waits for other tasks
                 limit 1
-                  for update skip locked) as r),
-    locked as materialized (
-      select a.event, a.job
-        from awaited a
-       where a.job not in (select job from unlocked)
-         and exists (
-               select 1
+                  for update skip locked) as r
+          on true
+        left join lateral (
+               select true as is_waiting
                  from longshore.ready w
-                where w.id = a.job
-                  and w.lease_no = a.lease_no
-                  and w.held is not true)),
+                where w.id = p.job
+                  and w.lease_no = p.lease_no
+                  and w.held is not true
+                limit 1) as o
+          on true
+       where r.row_id is not null
+          or o.is_waiting is null
+       limit $2),
     deleted as (
       delete from longshore.ready
-       where ctid = any(array(select row_id from unlocked))
+       where ctid = any(array(select ready_row from awaited))
       returning *),",
     requeue_now!(),
     ",
     marked as (
-      update longshore.waits w
+      update longshore.waits
          set woken = true
-        from awaited a
-       where w.event = a.event
-         and w.job = a.job
-         and a.job not in (select job from locked)),
+       where ctid = any(array(select wait_row from awaited))),
     delivered as (
       update longshore.events e
          set fresh = false
        where e.name = any($1)
-         and e.name not in (select event from locked)
          and not exists (
                select 1
                  from longshore.waits w
                 where w.event = e.name
                   and not w.woken
                   and (w.event, w.job) not in (select event, job from awaited)))
-    select array(select queue from deleted), (select count(*) from awaited), (select count(*) from locked)"
+    select array(select queue from deleted), (select count(*) from awaited)"
 );
 
-pub(super) async fn deliver(tx: &mut Tx<'_>, limit: u32) -> Sql<Delivered> {
+pub(super) async fn deliver(tx: &mut Tx<'_>, after: Option<&EventPlace>, limit: u32) -> Sql<Delivered> {
     // Almost always there is nothing to deliver, and no transaction is needed.
     if !has_fresh(tx).await? {
         return Ok(Delivered::default());
@@ -215,15 +220,25 @@ pub(super) async fn deliver(tx: &mut Tx<'_>, limit: u32) -> Sql<Delivered> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     tx.limit_lock_waits(Duration::from_secs(2)).await?;
-    let names: Vec<String> = sqlx::query_scalar(tx.sql(FRESH)).fetch_all(&mut *tx.connection).await?;
+    let fresh: Vec<(String, DateTime<Utc>)> = sqlx::query_as(tx.sql(FRESH))
+        .bind(after.map(|after| after.0))
+        .bind(after.map(|after| &after.1))
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let names: Vec<&str> = fresh.iter().map(|(name, _)| name.as_str()).collect();
     sqlx::query(tx.sql(LOCK_DELIVERED)).bind(&names).execute(&mut *tx.connection).await?;
     let row =
         sqlx::query(tx.sql(WAKE)).bind(&names).bind(i64::from(limit)).fetch_one(&mut *tx.connection).await?;
-    let (queues, waits, locked): (Vec<String>, i64, i64) =
-        (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    let (queues, waits): (Vec<String>, i64) = (row.try_get(0)?, row.try_get(1)?);
     transaction.commit().await?;
-    let is_full = waits == i64::from(limit) || names.len() == MAX_EVENTS;
-    Ok(Delivered { queues, more: is_full && locked == 0 })
+    if waits == i64::from(limit) {
+        // These events may have more waits.
+        return Ok(Delivered { queues, more: true, after: after.cloned() });
+    }
+    // What is left of these events is locked. The next ones must not wait for it.
+    let more = fresh.len() == MAX_EVENTS;
+    let last = fresh.into_iter().next_back().map(|(name, emitted_at)| (emitted_at, name));
+    Ok(Delivered { queues, more, after: last })
 }
 
 const REMOVE_EVENTS: &str = concat!(

@@ -1,6 +1,7 @@
 //! Flows: storing them and their members, and reading them. `advance.rs` changes them afterwards.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -42,9 +43,11 @@ const IS_JOB: &str = "
       from longshore.jobs
      where id = $1";
 
-pub(super) async fn put_flow(tx: &mut Tx<'_>, flow: &NewFlow) -> Sql<PutFlow> {
+pub(super) async fn put_flow(tx: &mut Tx<'_>, flow: &NewFlow, max_wait: Duration) -> Sql<PutFlow> {
     let mut transaction = tx.begin().await?;
-    let stored = store_flow(&mut transaction.tx(), flow).await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(max_wait).await?;
+    let stored = store_flow(tx, flow).await?;
     transaction.commit().await?;
     Ok(stored)
 }
@@ -144,9 +147,27 @@ const COUNT_ADDED: &str = "
            open = open + $2
      where id = $1";
 
-pub(super) async fn add_members(tx: &mut Tx<'_>, flow: FlowId, members: &[NewMember]) -> Sql<Added> {
+const IS_PART_STORED: &str = "
+    select exists (
+      select 1
+        from longshore.flow_parts
+       where flow = $1
+         and id = $2)";
+
+const INSERT_PART: &str = "
+    insert into longshore.flow_parts (flow, id)
+    values ($1, $2)";
+
+pub(super) async fn add_members(
+    tx: &mut Tx<'_>,
+    flow: FlowId,
+    part: Option<Uuid>,
+    members: &[NewMember],
+    max_wait: Duration,
+) -> Sql<Added> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
+    tx.limit_lock_waits(max_wait).await?;
     let locked: Option<(bool, bool, i64)> =
         sqlx::query_as(tx.sql(LOCK_FLOW)).bind(flow.0).fetch_optional(&mut *tx.connection).await?;
     let Some((is_sealed, is_cancelled, before)) = locked else { return Ok(Added::NotFound) };
@@ -156,7 +177,8 @@ pub(super) async fn add_members(tx: &mut Tx<'_>, flow: FlowId, members: &[NewMem
         .bind(flow.0)
         .fetch_one(&mut *tx.connection)
         .await?;
-    if stored == ids.len() as i64 {
+    let is_part_stored = sqlx::query_scalar(tx.sql(IS_PART_STORED)).bind(flow.0).bind(part);
+    if stored == ids.len() as i64 || is_part_stored.fetch_one(&mut *tx.connection).await? {
         return Ok(Added::Stored);
     }
     if is_cancelled {
@@ -171,6 +193,9 @@ pub(super) async fn add_members(tx: &mut Tx<'_>, flow: FlowId, members: &[NewMem
     store_members(tx, flow, members).await?;
     let count = sqlx::query(tx.sql(COUNT_ADDED)).bind(flow.0).bind(members.len() as i64);
     count.execute(&mut *tx.connection).await?;
+    if let Some(part) = part {
+        sqlx::query(tx.sql(INSERT_PART)).bind(flow.0).bind(part).execute(&mut *tx.connection).await?;
+    }
     transaction.commit().await?;
     Ok(Added::Stored)
 }
@@ -188,8 +213,13 @@ const SEAL: &str = "
       select id from sealed)
     select exists (select 1 from longshore.flows where id = $1)";
 
-pub(super) async fn seal_flow(tx: &mut Tx<'_>, flow: FlowId) -> Sql<bool> {
-    Ok(sqlx::query_scalar(tx.sql(SEAL)).bind(flow.0).fetch_one(&mut *tx.connection).await?)
+pub(super) async fn seal_flow(tx: &mut Tx<'_>, flow: FlowId, max_wait: Duration) -> Sql<bool> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(max_wait).await?;
+    let exists = sqlx::query_scalar(tx.sql(SEAL)).bind(flow.0).fetch_one(&mut *tx.connection).await?;
+    transaction.commit().await?;
+    Ok(exists)
 }
 
 const LOCK_LEASE: &str = "
@@ -229,11 +259,12 @@ const LOOK_AT: &str = "
     insert into longshore.flow_changes (flow)
     values ($1)";
 
-pub(super) async fn spawn(tx: &mut Tx<'_>, children: &NewChildren) -> Sql<Spawned> {
+pub(super) async fn spawn(tx: &mut Tx<'_>, children: &NewChildren, max_wait: Duration) -> Sql<Spawned> {
     let NewChildren { lease, kind, step, value, members } = children;
     let flow = FlowId(lease.id.0);
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
+    tx.limit_lock_waits(max_wait).await?;
     if bind_lease(sqlx::query(tx.sql(LOCK_LEASE)), lease).fetch_optional(&mut *tx.connection).await?.is_none()
     {
         return Ok(Spawned::LeaseLost);

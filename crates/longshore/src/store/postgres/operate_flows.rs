@@ -23,8 +23,12 @@ const FLAG_CANCELLED: &str = "
        and ended_at is null
        and not cancelled";
 
-pub(super) async fn flag_cancelled(tx: &mut Tx<'_>, flow: FlowId) -> Sql<bool> {
+pub(super) async fn flag_cancelled(tx: &mut Tx<'_>, flow: FlowId, max_wait: Duration) -> Sql<bool> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(max_wait).await?;
     let flagged = sqlx::query(tx.sql(FLAG_CANCELLED)).bind(flow.0).execute(&mut *tx.connection).await?;
+    transaction.commit().await?;
     Ok(flagged.rows_affected() > 0)
 }
 
@@ -45,13 +49,25 @@ async fn member_page(tx: &mut Tx<'_>, flow: FlowId, after: Option<JobId>, limit:
 const REQUEST_STOP: &str = "
     update longshore.running
        set cancel_requested = true
-     where id = any($1)
-       and not cancel_requested
+     where id = any(array(
+             select id
+               from longshore.running
+              where id = any($1)
+                and not cancel_requested
+                for update skip locked))
     returning worker";
 
-const ARE_ALL_CANCELLED: &str = "
-    select not exists (select 1 from longshore.ready where id = any($1))
-       and not exists (select 1 from longshore.running where id = any($1) and not cancel_requested)";
+const LOCK_WAITING: &str = "
+    select id
+      from longshore.ready
+     where id = any($1)
+     order by id
+       for update skip locked";
+
+/// How many of these jobs neither have ended nor are requested to stop.
+const NOT_CANCELLED: &str = "
+    select (select count(*) from longshore.ready where id = any($1))
+         + (select count(*) from longshore.running where id = any($1) and not cancel_requested)";
 
 /// The walk goes on. Others resume it if it makes no further step for 10 s.
 const CONTINUE_WALK: &str = "
@@ -78,18 +94,22 @@ const LOCK_CANCELLED: &str = "
        and cancelled
        for no key update";
 
-/// How often a page of members is read again, if one of them moved between the tables.
+/// How often a page of members is read again, if one of them moved between the tables or is locked. Most hold such a
+/// lock for milliseconds.
 const MAX_ROUNDS: usize = 5;
+const ROUND_PAUSE: Duration = Duration::from_millis(3);
 
 pub(super) async fn cancel_members(
     tx: &mut Tx<'_>,
     flow: FlowId,
     after: Option<JobId>,
+    skipped: u64,
     limit: u32,
+    max_wait: Duration,
 ) -> Sql<CancelledMembers> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    tx.limit_lock_waits(Duration::from_secs(2)).await?;
+    tx.limit_lock_waits(max_wait).await?;
     let cancelled =
         sqlx::query(tx.sql(LOCK_CANCELLED)).bind(flow.0).fetch_optional(&mut *tx.connection).await?;
     if cancelled.is_none() {
@@ -98,34 +118,58 @@ pub(super) async fn cancel_members(
     let page = member_page(tx, flow, after, limit).await?;
     let mut done = CancelledMembers::default();
     let reasons = vec![FLOW_CANCELLED.to_owned(); page.len()];
-    for _ in 0..MAX_ROUNDS {
+    for round in 1..=MAX_ROUNDS {
         let workers: Vec<Uuid> =
             sqlx::query_scalar(tx.sql(REQUEST_STOP)).bind(&page).fetch_all(&mut *tx.connection).await?;
         done.requested += workers.len() as u64;
         done.workers.extend(workers.into_iter().map(WorkerId));
-        done.cancelled += end_waiting(tx, &page, &reasons).await?;
-        if sqlx::query_scalar(tx.sql(ARE_ALL_CANCELLED)).bind(&page).fetch_one(&mut *tx.connection).await? {
+        let waiting: Vec<Uuid> =
+            sqlx::query_scalar(tx.sql(LOCK_WAITING)).bind(&page).fetch_all(&mut *tx.connection).await?;
+        done.cancelled += end_waiting(tx, &waiting, &reasons[..waiting.len()]).await?;
+        let left: i64 =
+            sqlx::query_scalar(tx.sql(NOT_CANCELLED)).bind(&page).fetch_one(&mut *tx.connection).await?;
+        done.skipped = left.unsigned_abs();
+        if left == 0 {
             break;
+        }
+        if round < MAX_ROUNDS {
+            tokio::time::sleep(ROUND_PAUSE).await;
         }
     }
     done.next = page.last().filter(|_| page.len() == limit as usize).map(|id| JobId(*id));
-    let step = if done.next.is_none() { END_WALK } else { CONTINUE_WALK };
+    let is_complete = done.next.is_none() && skipped + done.skipped == 0;
+    let step = if is_complete { END_WALK } else { CONTINUE_WALK };
     sqlx::query(tx.sql(step)).bind(flow.0).execute(&mut *tx.connection).await?;
     transaction.commit().await?;
     Ok(done)
 }
 
+/// A cancel that was cut off is taken for as long as a step of it would be: those that cannot continue, because a member
+/// is locked, must not come first each time.
 const FLOWS_TO_CANCEL: &str = "
-    select id
-      from longshore.flows
-     where cancelling_at < longshore.clock() - interval '10 seconds'
+    with cut_off as (
+      update longshore.flows
+         set cancelling_at = longshore.clock()
+       where id = any(array(
+               select id
+                 from longshore.flows
+                where cancelling_at < longshore.clock() - interval '10 seconds'
+                order by cancelling_at
+                limit $1
+                  for no key update skip locked))
+      returning id),
+    overdue as (
+      select id
+        from longshore.flows
+       where deadline <= longshore.clock()
+         and ended_at is null
+         and not cancelled
+       order by deadline
+       limit $1
+         for no key update skip locked)
+    select id from cut_off
      union
-    select id
-      from longshore.flows
-     where deadline <= longshore.clock()
-       and ended_at is null
-       and not cancelled
-     limit $1";
+    select id from overdue";
 
 pub(super) async fn flows_to_cancel(tx: &mut Tx<'_>, limit: u32) -> Sql<Vec<FlowId>> {
     let query = sqlx::query_scalar::<_, Uuid>(tx.sql(FLOWS_TO_CANCEL)).bind(i64::from(limit));
@@ -183,10 +227,11 @@ pub(super) async fn retry_members(
     before: DateTime<Utc>,
     after: Option<JobId>,
     limit: u32,
+    max_wait: Duration,
 ) -> Sql<RetriedMembers> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    tx.limit_lock_waits(Duration::from_secs(2)).await?;
+    tx.limit_lock_waits(max_wait).await?;
     let locked: Option<bool> =
         sqlx::query_scalar(tx.sql(LOCK_FOR_RETRY)).bind(flow.0).fetch_optional(&mut *tx.connection).await?;
     let Some(is_owned) = locked else { return Ok(RetriedMembers::default()) };
@@ -232,6 +277,9 @@ const REMOVE_FLOWS: &str = "
                 limit $2
                   for update skip locked))
       returning id, owned),
+    deleted_parts as (
+      delete from longshore.flow_parts
+       where flow = any(array(select id from deleted))),
     deleted_links as (   -- links from a flow of children wait for their job
       delete from longshore.links
        where parent = any(array(select id from deleted where not owned)))

@@ -131,7 +131,7 @@ const TAKE_OPERATION: &str = concat!(
               order by o.held_until nulls first, o.created_at, o.id   -- operations take turns
               limit 1
                 for update skip locked)
-    returning ids, ",
+    returning ids, locked, ",
     operation_columns!()
 );
 
@@ -148,7 +148,8 @@ pub(super) async fn take_operation(
     let Some(row) = query.fetch_optional(&mut *tx.connection).await? else { return Ok(None) };
     let ids: Option<Vec<Uuid>> = row.try_get("ids")?;
     let ids = ids.map(|ids| ids.into_iter().map(JobId).collect());
-    Ok(Some(HeldOperation { record: operation_record(&row)?, ids }))
+    let locked = row.try_get::<Vec<Uuid>, _>("locked")?.into_iter().map(JobId).collect();
+    Ok(Some(HeldOperation { record: operation_record(&row)?, ids, locked }))
 }
 
 const SAVE_STEP: &str = "
@@ -158,6 +159,7 @@ const SAVE_STEP: &str = "
            changed = $5,
            skipped = $6,
            error = $7,
+           locked = $9,
            updated_at = longshore.clock(),
            held_until = case when state = 'running' then longshore.clock() + $8 * interval '1 millisecond' end
      where id = $1
@@ -179,6 +181,7 @@ pub(super) async fn save_operation_step(
         .bind(step.skipped as i64)
         .bind(step.error.as_deref().map(clean))
         .bind(step.hold.as_millis() as i64)
+        .bind(step.locked.iter().map(|id| id.0).collect::<Vec<_>>())
         .fetch_optional(&mut *tx.connection)
         .await?;
     state_of(state)

@@ -61,7 +61,7 @@ impl Store for PostgresStore {
     async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<EnqueuedBatch> {
         let mode = match wait {
             _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Quick, jobs),
-            KeyWait::Short => Mode::enqueue(Class::Slow, jobs),
+            KeyWait::Skip | KeyWait::Short => Mode::enqueue(Class::Slow, jobs),
             KeyWait::Long | KeyWait::UpTo(_) => Mode::enqueue(Class::Waiting, jobs),
         };
         let work: Work<_, _> = |tx, (jobs, wait): &(Vec<ValidJob>, LockWait)| {
@@ -234,15 +234,18 @@ impl Store for PostgresStore {
         self.run_read(id, |tx, id| Box::pin(operate::locate(tx, *id))).await
     }
 
-    async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated> {
+    async fn operate(&self, id: JobId, from: &State, to: &Operation, wait: KeyWait) -> Result<Operated> {
         let work: Work<_, _> = |tx, (id, from, to, wait): &(JobId, State, Operation, LockWait)| {
             Box::pin(operate::operate(tx, *id, from, to, wait.remaining()))
         };
         let args = |wait| (id, from.clone(), to.clone(), LockWait::new(wait));
+        let first = if wait == KeyWait::Skip { wait } else { KeyWait::Short };
         // Most jobs are not locked, so try first without one of the few connections for long
         // waits.
-        match self.run(args(KeyWait::Short), work).await {
-            Err(error) if error.is_locked() => self.run_as(Mode::WAITING, args(KeyWait::Long), work).await,
+        match self.run(args(first), work).await {
+            Err(error) if error.is_locked() && wait != KeyWait::Skip => {
+                self.run_as(Mode::WAITING, args(KeyWait::Long), work).await
+            }
             done => done,
         }
     }
@@ -321,8 +324,11 @@ impl Store for PostgresStore {
         self.run_read(names.to_vec(), |tx, names| Box::pin(events::events(tx, names))).await
     }
 
-    async fn deliver(&self, limit: u32) -> Result<Delivered> {
-        self.run_quick(limit, |tx, limit| Box::pin(events::deliver(tx, *limit))).await
+    async fn deliver(&self, after: Option<&EventPlace>, limit: u32) -> Result<Delivered> {
+        self.run_quick((after.cloned(), limit), |tx, (after, limit)| {
+            Box::pin(events::deliver(tx, after.as_ref(), *limit))
+        })
+        .await
     }
 
     async fn remove_events(&self, limit: u32) -> Result<u64> {
@@ -332,22 +338,33 @@ impl Store for PostgresStore {
     // ---- flows ------------------------------------------------------------
 
     async fn put_flow(&self, flow: &NewFlow) -> Result<PutFlow> {
-        self.run(flow.clone(), |tx, flow| Box::pin(flows::put_flow(tx, flow))).await
+        self.run_on_flow(Mode::SLOW, flow.id, flow.clone(), |tx, (flow, wait)| {
+            Box::pin(flows::put_flow(tx, flow, wait.remaining()))
+        })
+        .await
     }
 
-    async fn add_members(&self, flow: FlowId, members: &[NewMember]) -> Result<Added> {
-        self.run((flow, members.to_vec()), |tx, (flow, members)| {
-            Box::pin(flows::add_members(tx, *flow, members))
+    async fn add_members(&self, flow: FlowId, part: Option<Uuid>, members: &[NewMember]) -> Result<Added> {
+        self.run_on_flow(Mode::SLOW, flow, (flow, part, members.to_vec()), |tx, (args, wait)| {
+            let (flow, part, members) = &**args;
+            Box::pin(flows::add_members(tx, *flow, *part, members, wait.remaining()))
         })
         .await
     }
 
     async fn seal_flow(&self, flow: FlowId) -> Result<bool> {
-        self.run_quick(flow, |tx, flow| Box::pin(flows::seal_flow(tx, *flow))).await
+        self.run_on_flow(Mode::QUICK, flow, flow, |tx, (flow, wait)| {
+            Box::pin(flows::seal_flow(tx, **flow, wait.remaining()))
+        })
+        .await
     }
 
     async fn spawn(&self, children: &NewChildren) -> Result<Spawned> {
-        self.run(children.clone(), |tx, children| Box::pin(flows::spawn(tx, children))).await
+        let flow = FlowId(children.lease.id.0);
+        self.run_on_flow(Mode::SLOW, flow, children.clone(), |tx, (children, wait)| {
+            Box::pin(flows::spawn(tx, children, wait.remaining()))
+        })
+        .await
     }
 
     async fn flow(&self, id: FlowId) -> Result<Option<FlowRecord>> {
@@ -400,23 +417,28 @@ impl Store for PostgresStore {
     // ---- operate_flows ----------------------------------------------------
 
     async fn flag_cancelled(&self, flow: FlowId) -> Result<bool> {
-        self.run_quick(flow, |tx, flow| Box::pin(operate_flows::flag_cancelled(tx, *flow))).await
+        self.run_on_flow(Mode::QUICK, flow, flow, |tx, (flow, wait)| {
+            Box::pin(operate_flows::flag_cancelled(tx, **flow, wait.remaining()))
+        })
+        .await
     }
 
     async fn cancel_members(
         &self,
         flow: FlowId,
         after: Option<JobId>,
+        skipped: u64,
         limit: u32,
     ) -> Result<CancelledMembers> {
-        self.run((flow, after, limit), |tx, (flow, after, limit)| {
-            Box::pin(operate_flows::cancel_members(tx, *flow, *after, *limit))
+        self.run_on_flow(Mode::SLOW, flow, (flow, after, skipped, limit), |tx, (args, wait)| {
+            let (flow, after, skipped, limit) = **args;
+            Box::pin(operate_flows::cancel_members(tx, flow, after, skipped, limit, wait.remaining()))
         })
         .await
     }
 
     async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>> {
-        self.run_read(limit, |tx, limit| Box::pin(operate_flows::flows_to_cancel(tx, *limit))).await
+        self.run_quick(limit, |tx, limit| Box::pin(operate_flows::flows_to_cancel(tx, *limit))).await
     }
 
     async fn retry_members(
@@ -426,8 +448,9 @@ impl Store for PostgresStore {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<RetriedMembers> {
-        self.run((flow, before, after, limit), |tx, (flow, before, after, limit)| {
-            Box::pin(operate_flows::retry_members(tx, *flow, *before, *after, *limit))
+        self.run_on_flow(Mode::SLOW, flow, (flow, before, after, limit), |tx, (args, wait)| {
+            let (flow, before, after, limit) = **args;
+            Box::pin(operate_flows::retry_members(tx, flow, before, after, limit, wait.remaining()))
         })
         .await
     }

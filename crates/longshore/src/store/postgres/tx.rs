@@ -32,10 +32,10 @@ const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
      set local enable_bitmapscan = off;
      set local enable_seqscan = off";
 
-/// For a claim of several statements. They read the first few rows of an index. The planner knows the
-/// live rows of a table, but not that it has many more dead ones, as while a snapshot is held. It would
+/// For statements that find each of their rows through an index. The planner knows the live rows of a table, but not that it has
+/// many more dead ones, as while a snapshot is held, or that it was empty when it was analyzed and has many rows now. It would
 /// rather read the whole table. Without other plans, their estimates must not start the compiler (`jit`).
-const BEGIN_CLAIM: &str = "begin;
+const BEGIN_INDEXED: &str = "begin;
      set local idle_in_transaction_session_timeout = '5s';
      set local enable_bitmapscan = off;
      set local enable_seqscan = off;
@@ -77,9 +77,9 @@ impl<'c> Tx<'c> {
         self.begin_unless_begun(BEGIN).await
     }
 
-    /// Begins a transaction for the statements of a claim.
-    pub(super) async fn begin_claim(&mut self) -> Sql<Transaction<'_>> {
-        self.begin_unless_begun(BEGIN_CLAIM).await
+    /// Begins a transaction for statements that find each of their rows through an index.
+    pub(super) async fn begin_indexed(&mut self) -> Sql<Transaction<'_>> {
+        self.begin_unless_begun(BEGIN_INDEXED).await
     }
 
     async fn begin_unless_begun(&mut self, begin: &'static str) -> Sql<Transaction<'_>> {

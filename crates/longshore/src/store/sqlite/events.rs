@@ -140,11 +140,11 @@ pub(super) fn deliver(tx: &Tx<'_>, limit: u32) -> Sql<Delivered> {
         left -= pending.len() as u32;
         if left == 0 {
             // This event may have more waits.
-            return Ok(Delivered { queues, more: true });
+            return Ok(Delivered { queues, more: true, after: None });
         }
         tx.execute(DELIVERED, [name])?;
     }
-    Ok(Delivered { queues, more: names.len() == MAX_EVENTS })
+    Ok(Delivered { queues, more: names.len() == MAX_EVENTS, after: None })
 }
 
 pub(super) fn remove_events(tx: &Tx<'_>, limit: u32) -> Sql<u64> {

@@ -1,6 +1,7 @@
 //! Flows: storing them and their members, and reading them. `advance.rs` changes them afterwards.
 
 use rusqlite::{Row, params};
+use uuid::Uuid;
 
 use super::enqueue::insert_member;
 use super::steps::save_steps;
@@ -70,7 +71,12 @@ const COUNT_ADDED: &str = "
            open = open + ?2
      where id = ?1";
 
-pub(super) fn add_members(tx: &Tx<'_>, flow: FlowId, members: &[NewMember]) -> Sql<Added> {
+pub(super) fn add_members(
+    tx: &Tx<'_>,
+    flow: FlowId,
+    part: Option<Uuid>,
+    members: &[NewMember],
+) -> Sql<Added> {
     const FLOW: &str = "
         select sealed,
                cancelled,
@@ -82,6 +88,14 @@ pub(super) fn add_members(tx: &Tx<'_>, flow: FlowId, members: &[NewMember]) -> S
           from jobs
          where id = ?1
            and flow = ?2";
+    const IS_PART_STORED: &str = "
+        select 1
+          from flow_parts
+         where flow = ?1
+           and id = ?2";
+    const INSERT_PART: &str = "
+        insert into flow_parts (flow, id)
+        values (?1, ?2)";
     let id = flow.0.as_bytes();
     let found = tx.row(FLOW, [id], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, i64>(2)?)))?;
     let Some((is_sealed, is_cancelled, before)) = found else { return Ok(Added::NotFound) };
@@ -89,7 +103,9 @@ pub(super) fn add_members(tx: &Tx<'_>, flow: FlowId, members: &[NewMember]) -> S
     for member in members {
         stored += usize::from(tx.row(STORED, params![member.job.id.0.as_bytes(), id], |_| Ok(()))?.is_some());
     }
-    if stored == members.len() {
+    let part = part.as_ref().map(Uuid::as_bytes);
+    let is_part_stored = tx.row(IS_PART_STORED, params![id, part], |_| Ok(()))?.is_some();
+    if stored == members.len() || is_part_stored {
         return Ok(Added::Stored);
     }
     if is_cancelled {
@@ -103,6 +119,9 @@ pub(super) fn add_members(tx: &Tx<'_>, flow: FlowId, members: &[NewMember]) -> S
     }
     store_members(tx, flow, members)?;
     tx.execute(COUNT_ADDED, params![id, members.len() as i64])?;
+    if part.is_some() {
+        tx.execute(INSERT_PART, params![id, part])?;
+    }
     Ok(Added::Stored)
 }
 

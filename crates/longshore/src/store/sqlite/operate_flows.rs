@@ -197,6 +197,9 @@ pub(super) fn remove_flows(tx: &Tx<'_>, policy: &Retention, limit: u32) -> Sql<u
     const LINKS: &str = "
         delete from links
          where parent = ?1";
+    const PARTS: &str = "
+        delete from flow_parts
+         where flow = ?1";
     let Some(shortest) = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min() else {
         return Ok(0);
     };
@@ -205,6 +208,7 @@ pub(super) fn remove_flows(tx: &Tx<'_>, policy: &Retention, limit: u32) -> Sql<u
         tx.rows(REMOVE, params![before, limit], |row| Ok((row.get(0)?, row.get(1)?)))?;
     for (id, _) in removed.iter().filter(|(_, is_owned)| !is_owned) {
         tx.execute(LINKS, [id])?;
+        tx.execute(PARTS, [id])?;
     }
     Ok(removed.len() as u64)
 }

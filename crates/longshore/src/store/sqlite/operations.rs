@@ -113,17 +113,24 @@ pub(super) fn take_operation(tx: &Tx<'_>, holder: Holder, hold: Duration) -> Sql
                   and (held_until is null or held_until <= ?2)
                 order by held_until nulls first, created_at, id   -- operations take turns
                 limit 1)
-        returning ids, ",
+        returning ids, locked, ",
         operation_columns!()
     );
     let now = tx.now()?;
     tx.row(TAKE, params![holder.as_bytes(), now, now.saturating_add(micros(hold))], |row| {
-        let ids = row.maybe_list("ids")?.map(|ids| {
-            let parsed = ids.iter().map(|id| id.parse::<Uuid>().map(JobId));
-            parsed.collect::<Result<Vec<JobId>, _>>()
-        });
-        let ids = ids.transpose().map_err(|error| rusqlite::types::FromSqlError::Other(Box::new(error)))?;
-        Ok(HeldOperation { record: operation_record(row)?, ids })
+        let ids = |column: &str| {
+            let ids = row.maybe_list(column)?.map(|ids| {
+                let parsed = ids.iter().map(|id| id.parse::<Uuid>().map(JobId));
+                parsed.collect::<Result<Vec<JobId>, _>>()
+            });
+            ids.transpose()
+                .map_err(|error| rusqlite::Error::from(rusqlite::types::FromSqlError::Other(Box::new(error))))
+        };
+        Ok(HeldOperation {
+            record: operation_record(row)?,
+            ids: ids("ids")?,
+            locked: ids("locked")?.unwrap_or_default(),
+        })
     })
 }
 
@@ -141,7 +148,8 @@ pub(super) fn save_operation_step(
                skipped = ?6,
                error = ?7,
                updated_at = ?8,
-               held_until = case when state = 'running' then ?9 end
+               held_until = case when state = 'running' then ?9 end,
+               locked = ?10
          where id = ?1
            and holder = ?2   -- fence: another process may have taken it
         returning state";
@@ -156,6 +164,7 @@ pub(super) fn save_operation_step(
         step.error.as_deref().map(clean),
         now,
         now.saturating_add(micros(step.hold)),
+        json_list(&step.locked.iter().map(ToString::to_string).collect::<Vec<_>>())?,
     ];
     tx.row(SAVE, params, state_of)
 }

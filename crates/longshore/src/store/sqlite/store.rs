@@ -229,7 +229,7 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| operate::locate(tx, id)).await
     }
 
-    async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated> {
+    async fn operate(&self, id: JobId, from: &State, to: &Operation, _: KeyWait) -> Result<Operated> {
         let (from, to) = (from.clone(), to.clone());
         self.engine.write(move |tx| operate::operate(tx, id, &from, &to)).await
     }
@@ -302,7 +302,8 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| events::events(tx, &names)).await
     }
 
-    async fn deliver(&self, limit: u32) -> Result<Delivered> {
+    async fn deliver(&self, _: Option<&EventPlace>, limit: u32) -> Result<Delivered> {
+        // There is one writer at a time, so no wait is locked, and what was delivered is not fresh any more.
         // Almost always there is nothing to deliver, and nothing is written.
         if !self.engine.read(events::has_fresh).await? {
             return Ok(Delivered::default());
@@ -321,9 +322,9 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| flows::put_flow(tx, &flow)).await
     }
 
-    async fn add_members(&self, flow: FlowId, members: &[NewMember]) -> Result<Added> {
+    async fn add_members(&self, flow: FlowId, part: Option<Uuid>, members: &[NewMember]) -> Result<Added> {
         let members = members.to_vec();
-        self.engine.write(move |tx| flows::add_members(tx, flow, &members)).await
+        self.engine.write(move |tx| flows::add_members(tx, flow, part, &members)).await
     }
 
     async fn seal_flow(&self, flow: FlowId) -> Result<bool> {
@@ -389,8 +390,10 @@ impl Store for SqliteStore {
         &self,
         flow: FlowId,
         after: Option<JobId>,
+        _: u64,
         limit: u32,
     ) -> Result<CancelledMembers> {
+        // There is one writer at a time, so no member is locked.
         self.engine.write(move |tx| operate_flows::cancel_members(tx, flow, after, limit)).await
     }
 

@@ -21,6 +21,8 @@ cases! {
     the_failed_part_of_a_flow_is_retried,
     jobs_are_added_in_parts_until_the_flow_is_sealed,
     a_repeated_part_with_a_key_is_added_once,
+    jobs_of_a_part_with_a_key_have_the_time_of_the_part,
+    a_large_part_with_a_key_is_added_in_time,
     flows_and_tasks_are_listed_in_pages,
     a_token_limited_to_queues_uses_only_flows_of_its_queues,
     a_leased_job_names_its_flow,
@@ -388,6 +390,38 @@ async fn a_repeated_part_with_a_key_is_added_once(fixture: Fixture) {
         payloads.push(fixture.job(job_id(&task)).await.payload.get().to_owned());
     }
     assert!(payloads.chunks(3).all(|part| part.is_sorted()), "{payloads:?}");
+}
+
+async fn jobs_of_a_part_with_a_key_have_the_time_of_the_part(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let long_ago = uuid::Builder::from_unix_timestamp_millis(1_500_000_000_000, &[7; 10]).into_uuid();
+    let flow = create(&http, &json!({ "id": long_ago, "name": "batch", "sealed": false })).await;
+    let before = JobId::new();
+    let path = format!("/flows/{long_ago}/jobs");
+    let part = json!({ "jobs": [{ "kind": "send", "payload": 1 }] }).to_string();
+    let headers = [("content-type", "application/json"), ("idempotency-key", "1")];
+    for _ in 0..2 {
+        http.send("POST", &path, &headers, &part).await.expect_status(200);
+    }
+    let jobs: Vec<JobId> = tasks(&http, &flow).await.iter().map(job_id).collect();
+    assert_eq!(jobs.len(), 1);
+    assert!(jobs[0] > before, "{} has the time of the flow", jobs[0]);
+}
+
+/// The time must not grow with the product of the number of jobs and the size of the request.
+async fn a_large_part_with_a_key_is_added_in_time(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let flow = create(&http, &json!({ "name": "batch", "sealed": false })).await;
+    let path = format!("/flows/{}/jobs", id_of(&flow));
+    let text = "x".repeat(1500);
+    let jobs: Vec<Value> = (0..10_000).map(|_| json!({ "kind": "send", "payload": text })).collect();
+    let part = json!({ "jobs": jobs }).to_string();
+    let added = tokio::spawn(async move {
+        let headers = [("content-type", "application/json"), ("idempotency-key", "1")];
+        http.send("POST", &path, &headers, &part).await
+    });
+    let added = tokio::time::timeout(MAX_WAIT, added).await.expect("not within a minute").expect("task");
+    assert_eq!(added.expect_status(200).json()["members"], 10_000);
 }
 
 async fn flows_and_tasks_are_listed_in_pages(fixture: Fixture) {
