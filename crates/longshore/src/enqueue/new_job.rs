@@ -112,12 +112,6 @@ impl NewJob {
         &self.kind
     }
 
-    /// The queue of the job.
-    #[cfg(feature = "api")]
-    pub(crate) fn queue_name(&self) -> &str {
-        &self.queue
-    }
-
     /// Sets the queue; `default` by default.
     pub fn queue(mut self, queue: impl Into<String>) -> Self {
         self.queue = queue.into();
