@@ -305,7 +305,7 @@ pub(crate) fn clean(text: &str) -> String {
 
 /// Escapes the same characters in JSON. They can only be inside strings, where the escape
 /// has the same meaning.
-fn escape(json: &str) -> String {
+pub(crate) fn escape(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
         match c {

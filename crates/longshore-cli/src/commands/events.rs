@@ -70,7 +70,11 @@ async fn read(stream: &mut EventStream, last_id: &mut Option<String>, out: &Out)
             Ok(Ok(None)) => return None,
             Ok(Ok(Some(chunk))) => chunk,
         };
-        for event in parser.push(&chunk) {
+        let events = parser.push(&chunk);
+        if parser.is_too_large() {
+            return Some("the server sends an event without an end".into());
+        }
+        for event in events {
             show(&event, out);
             if event.id.is_some() {
                 *last_id = event.id;

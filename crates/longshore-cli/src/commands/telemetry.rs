@@ -4,7 +4,7 @@
 mod job_lines;
 mod metrics;
 
-use std::io;
+use std::io::{self, Write};
 
 use tracing::{Metadata, Subscriber};
 use tracing_subscriber::filter::{FilterExt, filter_fn};
@@ -15,7 +15,7 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
 use crate::args::{self, LogFormat, Logging};
 use crate::failure::Failure;
-use crate::output::has_colours;
+use crate::output::{escape, has_colours};
 use crate::traces::Traces;
 
 pub(super) use self::metrics::{record_metrics, serve_metrics};
@@ -81,11 +81,27 @@ where
 {
     let lines = fmt::layer().with_writer(io::stderr).with_target(false);
     match (format, job_lines) {
-        (LogFormat::Json, _) => lines.json().boxed(),
+        (LogFormat::Json, _) => lines.json().with_writer(|| EscapedJson(io::stderr())).boxed(),
         (LogFormat::Pretty, JobLines::Fields) => lines.with_ansi(has_colours(&io::stderr())).boxed(),
         (LogFormat::Pretty, JobLines::Short) => {
             lines.with_ansi(has_colours(&io::stderr())).event_format(job_lines::Short::default()).boxed()
         }
+    }
+}
+
+/// Escapes what could control a terminal in lines of JSON. The formatter escapes only what JSON requires, so it keeps
+/// the control characters above ASCII and those that reorder text.
+struct EscapedJson<W>(W);
+
+impl<W: Write> Write for EscapedJson<W> {
+    /// The formatter writes whole lines.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.write_all(escape(&String::from_utf8_lossy(line)).as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 
@@ -96,4 +112,42 @@ fn log_panics() {
         let location = panic.location().map(ToString::to_string);
         tracing::error!(location, "panicked: {message}");
     }));
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_json_log_cannot_control_a_terminal_and_keeps_its_meaning() {
+        let written = Written::default();
+        let writer = written.clone();
+        let lines = fmt::layer().json().with_writer(move || EscapedJson(writer.clone()));
+        let hostile = "\u{1b}[31m\u{9b}2J\u{85}\u{202e}txt\u{2066}\u{2028}\u{7f}ü";
+        tracing::subscriber::with_default(registry().with(lines), || {
+            tracing::info!(kind = hostile, "job {hostile}");
+        });
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.matches('\n').count(), 1, "{text:?}");
+        assert_eq!(text.trim_end(), escape(text.trim_end()), "nothing is left to escape");
+        let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(line["fields"]["kind"], hostile);
+        assert_eq!(line["fields"]["message"], format!("job {hostile}"));
+    }
 }

@@ -18,6 +18,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than the server's own request timeout, so that the server reports a timeout
 /// itself.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
+/// The largest response. The largest one of a server is a page with one job of several MiB.
+const MAX_RESPONSE: usize = 64 * 1024 * 1024;
 /// Effectively unlimited, for event streams.
 const NO_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
@@ -70,8 +72,27 @@ impl Server {
             return Err(self.failure(response).await);
         }
         let headers = std::mem::take(response.headers_mut());
-        let bytes = response.bytes().await.map_err(|error| self.unreachable(error))?;
+        let bytes = self.read(response).await?;
         Ok(Reply::new(&headers, String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// Reads the body of a response. Another program may listen at the address and send without an end.
+    async fn read(&self, mut response: reqwest::Response) -> Result<Vec<u8>, Failure> {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(error))? {
+            if bytes.len() + chunk.len() > MAX_RESPONSE {
+                return Err(Failure::new(
+                    Code::Problem,
+                    format_args!(
+                        "the response of {} is larger than {} MiB; is --server the right address?",
+                        self.base,
+                        MAX_RESPONSE / (1024 * 1024)
+                    ),
+                ));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
     }
 
     pub(super) async fn follow(&self, uri: &str, after: Option<&str>) -> Result<Chunks, Failure> {
@@ -102,9 +123,9 @@ impl Server {
                 location.unwrap_or("another address")
             ));
         }
-        match response.bytes().await {
+        match self.read(response).await {
             Ok(bytes) => error_response(status.as_u16(), &String::from_utf8_lossy(&bytes)),
-            Err(error) => self.unreachable(error),
+            Err(failure) => failure,
         }
     }
 

@@ -50,6 +50,24 @@ fn commands_that_need_the_database_reject_a_server() {
 }
 
 #[test]
+fn a_response_without_an_end_is_an_error() {
+    for status in ["200 OK", "500 Internal Server Error"] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let sending = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            stream.write_all(format!("HTTP/1.1 {status}\r\n\r\n[").as_bytes()).unwrap();
+            let part = vec![b' '; 64 * 1024];
+            while stream.write_all(&part).is_ok() {}
+        });
+        let listed = run(&[("LONGSHORE_SERVER", &url)], "jobs list");
+        listed.fails_with(1, &["larger than 64 MiB", &url, "--server"]);
+        sending.join().unwrap();
+    }
+}
+
+#[test]
 fn an_unreachable_server_is_unavailable() {
     let listed = run(&[("LONGSHORE_SERVER", NOWHERE)], "jobs list");
     listed.fails_with(5, &[NOWHERE, "does not respond", "longshore serve"]);

@@ -8,6 +8,9 @@ pub(super) struct Event {
     pub(super) data: String,
 }
 
+/// The largest event.
+const MAX_EVENT: usize = 4 * 1024 * 1024;
+
 /// Holds the data of an incomplete event. A chunk may end anywhere, even within a character.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
@@ -18,14 +21,22 @@ pub(super) struct Parser {
 impl Parser {
     /// Adds a chunk and returns the events that it completes.
     pub(super) fn push(&mut self, chunk: &[u8]) -> Vec<Event> {
+        // Earlier chunks contain no other end of a line.
+        let mut searched = self.rest.len();
         self.rest.extend_from_slice(chunk);
         let mut events = Vec::new();
-        while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.rest.drain(..=end).collect();
+        while let Some(end) = self.rest[searched..].iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=searched + end).collect();
+            searched = 0;
             let line = String::from_utf8_lossy(&line);
             events.extend(self.line(line.trim_end_matches(['\n', '\r'])));
         }
         events
+    }
+
+    /// Whether the incomplete event is larger than any that a server of ours sends.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.rest.len() + self.event.data.len() > MAX_EVENT
     }
 
     fn line(&mut self, line: &str) -> Option<Event> {
@@ -49,6 +60,18 @@ impl Parser {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_endless_event_is_noticed() {
+        for chunk in ["x".repeat(1024), format!("data: {}\n", "x".repeat(1024))] {
+            let mut parser = Parser::default();
+            let pushes = (0..MAX_EVENT).take_while(|_| {
+                assert!(parser.push(chunk.as_bytes()).is_empty());
+                !parser.is_too_large()
+            });
+            assert!(pushes.count() <= MAX_EVENT / 1024);
+        }
+    }
 
     #[test]
     fn events_are_parsed_from_chunks_of_any_size() {
