@@ -19,7 +19,7 @@ use super::schemas::{AnyInteger, RetrySchema};
 use crate::client::kinds::Kind;
 use crate::json_schema::JsonSchema;
 use crate::retry::RetryPolicy;
-use crate::store::{KindFilter, KindRecord, MAX_SCHEMA, NewKind, Schemas};
+use crate::store::{KindFilter, KindRecord, NewKind, Schemas};
 
 /// The maximum number of kinds per page, and of kinds with their schemas.
 const MAX_PAGE: i64 = 1000;
@@ -227,12 +227,6 @@ pub(super) async fn check_kind(
     defaults: Option<&RawValue>,
 ) -> ApiResult<Option<Defaults>> {
     if let Some(schema) = schema {
-        if schema.get().len() > MAX_SCHEMA {
-            return Err(Problem::validation(format!(
-                "schema: has {} bytes; use at most {MAX_SCHEMA}",
-                schema.get().len()
-            )));
-        }
         JsonSchema::compile(schema.get())
             .await
             .map_err(|error| Problem::validation(format!("schema: {}", truncated(&error))))?;
