@@ -10,7 +10,9 @@
 //! their keys are in a namespace of the job's queue, so nobody can take a key of a queue that is not theirs. The
 //! engines store and compare keys without a difference between the two.
 
-use crate::enqueue::{EnqueuedAs, MAX_KEY, UniqueMode};
+#[cfg(feature = "api")]
+use crate::enqueue::MAX_KEY;
+use crate::enqueue::{EnqueuedAs, UniqueMode};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 
