@@ -354,6 +354,12 @@ async fn clients_with_unknown_tokens_do_not_keep_others_out(fixture: Fixture) {
     let http =
         HttpClient::for_api(patient(&fixture).access(Access::Tokens)).listening(few_connections()).await;
     let http = http.with_token(&secret);
+    let mut unknown = TcpStream::connect(http.address()).await.expect("connect");
+    let request = b"GET /jobs HTTP/1.1\r\nhost: a\r\nauthorization: Bearer unknown\r\n\r\n";
+    unknown.write_all(request).await.expect("write");
+    let mut response = vec![0; 4096];
+    let length = unknown.read(&mut response).await.expect("a response");
+    assert_eq!(parse(&response[..length]).expect_status(401).header("connection"), "close");
     let attacks: Vec<_> = (0..2 * FEW)
         .map(|i| {
             let address = http.address();
