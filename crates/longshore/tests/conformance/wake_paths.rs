@@ -380,13 +380,16 @@ async fn a_job_that_its_worker_does_not_know_of_is_released_and_starts(fixture: 
 async fn a_job_of_an_abandoned_claim_starts(fixture: Fixture) {
     let other = fixture.worker().await;
     let running = idle_worker(&fixture).await;
-    let id = store_unnoticed(&fixture, job("mail")).await;
-    let (client, mut cursor) = (fixture.client(), ClaimCursor::default());
-    let request = ClaimRequest::new(other, 1);
-    let mut claim = Box::pin(client.claim(&request, &mut cursor));
-    let polled = poll_fn(|context| Poll::Ready(claim.as_mut().poll(context))).await;
-    assert!(polled.is_pending(), "a claim takes longer than one poll");
-    drop(claim);
+    let (client, request) = (fixture.client(), ClaimRequest::new(other, 1));
+    let id = loop {
+        let id = store_unnoticed(&fixture, job("mail")).await;
+        let mut cursor = ClaimCursor::default();
+        let mut claim = Box::pin(client.claim(&request, &mut cursor));
+        if poll_fn(|context| Poll::Ready(claim.as_mut().poll(context))).await.is_pending() {
+            break id;
+        }
+        // The machine paused this thread for longer than a claim takes. The job stays leased.
+    };
     must_start(&fixture, running, id).await;
 }
 
