@@ -122,6 +122,8 @@ pub(super) async fn enqueue(
             .map(|item| Item { line: None, job: parse_object(Subject::Job, item.get().as_bytes()) })
             .collect()
     };
+    // The jobs have copies of all they need. The database may take long to store them.
+    drop(bytes);
     if items.len() > MAX_JOBS {
         return Err(Problem::new(
             Slug::TooLarge,

@@ -24,7 +24,8 @@ use super::refusals::{self, Refusal};
 
 /// How many bytes of a refused body are read, in addition to those that its route accepts.
 const MAX_DISCARDED: usize = 16 * 1024 * 1024;
-/// A body up to this size that arrives together with its headers is not counted.
+/// A body up to this size is never refused in favour of others. If it arrives together with its headers, it is not
+/// counted.
 const MAX_UNCOUNTED: usize = 64 * 1024;
 
 /// Limits on the bodies of requests. A small body that arrives together with its headers, as
@@ -108,6 +109,7 @@ impl Slot {
             let arriving = kept.arriving.iter().enumerate();
             let weighed =
                 arriving.map(|(i, body)| (body.client, body.bytes.load(Ordering::Relaxed), body.since, i));
+            let weighed = weighed.filter(|(_, bytes, _, _)| *bytes > MAX_UNCOUNTED);
             let Some(excess) = longest_waiting(weighed) else { return };
             let excess = kept.arriving.swap_remove(excess);
             // The memory is freed as soon as its request is polled.

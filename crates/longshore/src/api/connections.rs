@@ -55,23 +55,18 @@ impl Connections {
     }
 
     /// Waits until this client may have one more connection. Closes another one if necessary.
-    /// Returns `None` if the client has its share of connections and all of them handle requests.
+    /// Returns `None` if the client has its share of connections and none of them may be closed.
     pub(super) async fn slot(&self, client: IpAddr) -> Option<OwnedSemaphorePermit> {
-        while self.has_its_share(client) {
-            match self.close_waiting(Some(ClientKey::of(client))) {
-                Closing::Closed => break,
-                Closing::TooSoon => tokio::time::sleep(LOOK_AGAIN).await,
-                Closing::AllBusy => {
-                    refusals::report(Refusal::AddressLimit);
-                    return None;
-                }
-            }
+        // Not waited for here: one client would keep all others from connecting.
+        if self.has_its_share(client) && !self.close_waiting(Some(ClientKey::of(client))) {
+            refusals::report(Refusal::AddressLimit);
+            return None;
         }
         if let Ok(slot) = self.slots.clone().try_acquire_owned() {
             return Some(slot);
         }
         loop {
-            if self.close_waiting(None) == Closing::AllBusy {
+            if !self.close_waiting(None) {
                 refusals::report_all_busy();
             }
             if let Ok(slot) = tokio::time::timeout(LOOK_AGAIN, self.slots.clone().acquire_owned()).await {
@@ -104,41 +99,29 @@ impl Connections {
 
     /// Closes the connection that has waited for its client the longest; with a client, the longest of this
     /// client. Connections that never sent a valid token come first, so that nobody can close those of
-    /// others without one.
-    pub(super) fn close_waiting(&self, of: Option<ClientKey>) -> Closing {
+    /// others without one. Returns whether one was closed.
+    pub(super) fn close_waiting(&self, of: Option<ClientKey>) -> bool {
         let mut open = self.open();
-        let mut none = Closing::AllBusy;
-        let mut waiting = |is_known: bool| {
+        let waiting = |is_known: bool| {
             longest_waiting(open.iter().enumerate().filter_map(|(i, connection)| {
                 let since = connection.waiting_since()?;
                 if of.is_some_and(|of| of != connection.client) {
                     return None;
                 }
-                none = Closing::TooSoon;
                 let may_close =
                     connection.is_known.load(Ordering::Relaxed) == is_known && since.elapsed() >= MIN_WAIT;
                 may_close.then_some((connection.client, 1, since, i))
             }))
         };
-        let Some(chosen) = waiting(false).or_else(|| waiting(true)) else { return none };
+        let Some(chosen) = waiting(false).or_else(|| waiting(true)) else { return false };
         open.swap_remove(chosen).close.notify_one();
         refusals::report(Refusal::ConnectionLimit);
-        Closing::Closed
+        true
     }
 
     fn open(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether a connection was closed in favour of another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Closing {
-    Closed,
-    /// Some wait for their clients, but not long enough.
-    TooSoon,
-    /// All handle requests.
-    AllBusy,
 }
 
 /// How many of all connections one address may have: three quarters.
@@ -382,10 +365,11 @@ mod tests {
             }
         }
         assert!(connections.slot(address).await.is_none(), "an address has more than its share");
-        // A connection that waits for its client makes room.
+        // A connection that has only begun to wait for its client does not make room, and nobody waits for it.
         open[3].connection().waiting_since.store(WAITING_SINCE_OPENED, Ordering::Relaxed);
         let closed = open[3].connection().clone();
         drop(open.split_off(6));
+        tokio::time::sleep(MIN_WAIT).await;
         assert!(connections.slot(address).await.is_some());
         closed.close.notified().await;
     }
@@ -402,9 +386,9 @@ mod tests {
         open[0].connection().note_known();
         open[1].connection().note_known();
         tokio::time::sleep(MIN_WAIT).await;
-        assert_eq!(connections.close_waiting(None), Closing::Closed);
+        assert!(connections.close_waiting(None));
         open[2].closed().await;
-        assert_eq!(connections.close_waiting(None), Closing::Closed);
+        assert!(connections.close_waiting(None));
         open[0].closed().await;
     }
 

@@ -362,7 +362,7 @@ pub(super) async fn add(
 ) -> ApiResult<Json<FlowRecord>> {
     expect_content_type(request.headers(), &["application/json"])?;
     let bytes = read_body(request, MAX_BATCH_BODY).await?;
-    // The request contains the queues, so the namespace of limited tokens does not have to.
+    // A part belongs to a flow, and its id depends on the whole request. So one namespace is enough for all limited tokens.
     let namespace = if caller.queues().is_some() { "limited" } else { "" };
     let read = work_on(bytes, move |bytes| {
         let body: AddJobsBody = parse_object(Subject::Body, bytes)?;

@@ -192,7 +192,7 @@ impl Api {
     }
 
     /// Sets how many calls may wait at once for work, for the end of a job, or as a stream; 512 by default. One
-    /// token may have half of them. A call above the limit returns at once, with the header `Retry-After`. Use at most half of
+    /// token may have half of them, each of two tokens a third, and so on. A call above the limit returns at once, with the header `Retry-After`. Use at most half of
     /// [`Limits::connections`], because each of them occupies a connection.
     pub fn waiting_calls(mut self, limit: usize) -> Self {
         self.waiting_calls = limit;

@@ -34,13 +34,15 @@ impl WaitingCalls {
         Arc::new(WaitingCalls { limit, by_token: Mutex::default() })
     }
 
-    /// Lets a call wait, unless too many do. One token may have half of them. Callers without a token share all of
-    /// them, because there are no others on such a server.
+    /// Lets a call wait, unless too many do. One token may have half of them, each of two tokens a third, and so on, so
+    /// that there is always room for one more. Callers without a token share all of them, because there are no others
+    /// on such a server.
     pub(super) fn begin(self: &Arc<Self>, caller: &Caller) -> Option<WaitingCall> {
         let token = caller.token();
-        let share = if token.is_some() { self.limit.div_ceil(2) } else { self.limit };
         let mut by_token = self.by_token();
         let of_token = by_token.get(&token).copied().unwrap_or(0);
+        let tokens = by_token.len() + usize::from(of_token == 0);
+        let share = if token.is_some() { self.limit.div_ceil(tokens + 1) } else { self.limit };
         if of_token >= share || by_token.values().sum::<usize>() >= self.limit {
             return None;
         }
@@ -89,21 +91,22 @@ mod tests {
     }
 
     #[test]
-    fn a_token_has_half_of_the_waiting_calls() {
-        let calls = WaitingCalls::new(4);
-        let (first, second, third) = (caller(), caller(), caller());
-        let mut open: Vec<_> = (0..2).map(|_| calls.begin(&first).expect("the first two may wait")).collect();
-        assert!(calls.begin(&first).is_none(), "more than half");
-        open.extend(calls.begin(&second));
-        open.extend(calls.begin(&third));
-        assert_eq!(open.len(), 4);
-        assert!(calls.begin(&second).is_none(), "more than all");
-        open.remove(0);
-        open.extend(calls.begin(&second));
-        assert_eq!(open.len(), 4);
-        drop(open);
+    fn a_token_leaves_room_for_one_more() {
+        let calls = WaitingCalls::new(12);
+        let tokens: Vec<Caller> = (0..3).map(|_| caller()).collect();
+        let mut open = Vec::new();
+        for (token, share) in tokens.iter().zip([6, 4, 2]) {
+            let begun: Vec<_> = (0..12).map_while(|_| calls.begin(token)).collect();
+            assert_eq!(begun.len(), share);
+            open.push(begun);
+        }
+        // What one token ends is for the others: with three of them, each has a quarter.
+        open[0].truncate(1);
+        let begun: Vec<_> = (0..12).map_while(|_| calls.begin(&tokens[2])).collect();
+        assert_eq!(begun.len(), 1);
+        drop((open, begun));
         assert!(calls.by_token().is_empty());
-        let open: Vec<_> = (0..5).map_while(|_| calls.begin(&Caller::Anonymous)).collect();
-        assert_eq!(open.len(), 4);
+        let open: Vec<_> = (0..13).map_while(|_| calls.begin(&Caller::Anonymous)).collect();
+        assert_eq!(open.len(), 12);
     }
 }

@@ -21,6 +21,9 @@ pub(crate) const QUEUE_KINDS: KindLimits = KindLimits {
     in_all: KindUse { kinds: 10_000, bytes: 8 * 1024 * 1024 },
 };
 
+/// The field of the error about too many kinds.
+pub(crate) const TOO_MANY_KINDS: &str = "kinds";
+
 /// How many kinds there may be.
 #[derive(Clone, Copy)]
 pub(crate) struct KindLimits {
@@ -44,7 +47,7 @@ impl KindLimits {
                 return Ok(());
             }
             Err(Error::invalid(
-                "kinds",
+                TOO_MANY_KINDS,
                 format!(
                     "kinds: {of} would have {} kinds with {} bytes, counted once per queue; the limit is {} kinds \
                      with {} bytes. Remove some with `longshore kinds remove` or DELETE /kinds/{{kind}}, or start the \

@@ -77,6 +77,8 @@ pub(crate) use inspect::{
     FinishedJobs, Found, Live, PageBuilder, Search, Searched, Step, Walk, Walked, merge,
 };
 pub use inspect::{Glance, ListFilter, Page, Payloads};
+#[cfg(feature = "api")]
+pub(crate) use kinds::TOO_MANY_KINDS;
 pub use kinds::{KindFilter, KindQueues, KindRecord, MAX_SCHEMA, NewKind, Schemas};
 pub use lease::{Fenced, Lease};
 pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};

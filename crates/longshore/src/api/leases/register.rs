@@ -11,7 +11,7 @@ use super::*;
 use crate::api::extract::duration;
 use crate::api::kinds::{Defaults, check_kind};
 use crate::enqueue::{check_name, check_text};
-use crate::store::{KindQueues, NewKind, NewWorker};
+use crate::store::{KindQueues, NewKind, NewWorker, TOO_MANY_KINDS};
 
 /// The default and the range of `stale_after_seconds`.
 const STALE_AFTER: Duration = Duration::from_secs(60);
@@ -79,10 +79,16 @@ impl NewRegistration<'_> {
     }
 }
 
-/// Stores the kinds of a worker.
+/// Stores the kinds of a worker. If there would be too many, the worker works without them: others must not be able to stop it.
 pub(super) async fn store_kinds(server: &Server, kinds: &[NewKind], queues: &KindQueues) -> ApiResult<()> {
     if !kinds.is_empty() {
-        server.client.store_kinds(kinds, queues).await?;
+        match server.client.store_kinds(kinds, queues).await {
+            Err(error) if error.field() == Some(TOO_MANY_KINDS) => {
+                tracing::warn!(%error, "did not store the kinds of a worker, so enqueues do not know those that are new");
+                return Ok(());
+            }
+            stored => stored?,
+        }
         kinds.iter().for_each(|kind| server.kinds.register(&kind.name));
     }
     Ok(())
@@ -91,7 +97,12 @@ pub(super) async fn store_kinds(server: &Server, kinds: &[NewKind], queues: &Kin
 /// The jobs that the kinds of a caller apply to: those of the queues that its token is limited to. So a new token for
 /// the same queues changes nothing.
 pub(super) fn kind_queues(caller: &Caller) -> KindQueues {
-    caller.queues().map_or(KindQueues::All, |queues| KindQueues::Only(queues.to_vec()))
+    caller.queues().map_or(KindQueues::All, |queues| {
+        let mut queues = queues.to_vec();
+        queues.sort_unstable();
+        queues.dedup();
+        KindQueues::Only(queues)
+    })
 }
 
 /// Checks the kinds that a worker describes. It may describe only those that it handles.

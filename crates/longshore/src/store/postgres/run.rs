@@ -282,8 +282,8 @@ impl PostgresStore {
         };
         done.map_err(|error| match error.is_locked() {
             true => Error::locked(format!(
-                "flow {flow}: another client's open transaction has locked it or one of its jobs, and did not end in \
-                 time; end that transaction, or try again later"
+                "flow {flow}: other transactions have locked it or one of its jobs for too long; try again later, or \
+                 end a client's transaction that stays open"
             )),
             false => error,
         })

@@ -18,6 +18,7 @@ use crate::fixture::*;
 use crate::worker::until;
 
 cases! {
+    a_worker_with_a_limited_token_works_although_there_are_too_many_kinds,
     one_call_stores_reports_and_leases_the_next_job,
     an_invalid_report_is_rejected_and_does_not_affect_the_others,
     reports_that_are_repeated_after_a_lost_response_are_stored_once,
@@ -547,6 +548,26 @@ async fn a_worker_announces_its_kinds(fixture: Fixture) {
         "validation",
         "announce[1]: name: `greet` is described twice",
     );
+}
+
+async fn a_worker_with_a_limited_token_works_although_there_are_too_many_kinds(fixture: Fixture) {
+    let open = with_tokens_required(&fixture);
+    // The queue is named twice, as a script may do that collects queues.
+    let (_, secret) = token(&fixture, Scope::Work, Some(&["mail", "mail"])).await;
+    let http = open.with_token(&secret);
+    for part in 0..3 {
+        let kinds: Vec<String> = (0..1000).map(|i| format!("kind-{part}-{i}")).collect();
+        http.post("/leases", &json!({ "queues": ["mail"], "kinds": kinds })).await.expect_status(200);
+    }
+    let id = fixture.add(job("kind-2-7").queue("mail")).await;
+    let claim = json!({ "queues": ["mail"], "kinds": ["kind-2-7"] });
+    let leased = http.post("/leases", &claim).await.expect_status(200).json();
+    assert_eq!(leased["jobs"][0]["id"], json!(id));
+    let (_, secret) = token(&fixture, Scope::Admin, None).await;
+    let known =
+        open.with_token(&secret).get("/kinds?limit=200&cursor=kind-1-998").await.expect_status(200).json();
+    let names: Vec<&Value> = known.as_array().expect("kinds").iter().map(|kind| &kind["name"]).collect();
+    assert_eq!(names, ["kind-1-999"], "more kinds are stored than one token may have");
 }
 
 async fn a_token_limited_to_queues_announces_kinds_of_its_queues(fixture: Fixture) {
