@@ -389,14 +389,12 @@ impl Client {
 
     /// Does what upkeep has to do now: delivers events, follows changes of flows, and cancels flows whose
     /// deadline has passed. Returns whether an operation waits too: executing it takes longer.
+    ///
+    /// If one of them fails, the others are done all the same.
     pub async fn do_pending(&self) -> Result<Pending> {
         let pending = self.store.pending().await?;
-        if pending.events {
-            self.deliver_events().await?;
-        }
-        if pending.changes {
-            self.advance_flows().await?;
-        }
+        let delivered = if pending.events { self.deliver_events().await.map(drop) } else { Ok(()) };
+        let advanced = if pending.changes { self.advance_flows().await.map(drop) } else { Ok(()) };
         if pending.cancels {
             for flow in self.store.flows_to_cancel(FLOWS).await? {
                 match self.cancel_flow(flow).await {
@@ -411,6 +409,7 @@ impl Client {
                 }
             }
         }
+        delivered.and(advanced)?;
         Ok(pending)
     }
 
