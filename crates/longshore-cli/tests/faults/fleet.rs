@@ -172,6 +172,24 @@ impl Fleet {
         &mut self.processes[index]
     }
 
+    /// Stops a process, but not while it writes to SQLite: nobody else could write then.
+    pub(crate) async fn pause(&mut self, index: usize) {
+        let began = Instant::now();
+        loop {
+            self.process(index).signal("STOP");
+            if self.schema.is_some() {
+                return;
+            }
+            let connection = rusqlite::Connection::open(self.folder.join("jobs.db")).unwrap();
+            connection.busy_timeout(Duration::from_secs(1)).unwrap();
+            if connection.execute_batch("begin immediate; rollback").is_ok() {
+                return;
+            }
+            assert!(began.elapsed() < MAX_WAIT, "the database stays locked");
+            self.process(index).signal("CONT");
+        }
+    }
+
     /// Lets the worker in a process that was killed or paused count as dead at once.
     pub(crate) async fn count_as_dead(&mut self, index: usize) {
         let stale =

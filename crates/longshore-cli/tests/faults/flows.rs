@@ -179,7 +179,7 @@ async fn a_worker_that_was_paused_until_it_lost_its_job_journals_nothing(fleet: 
     let id = fleet.enqueue("durable", &[UNTIL_OPENED, 1], 1).await[0];
     let paused = fleet.start();
     fleet.wait_until("the step has begun", async |fleet| times_done(fleet, id, "first") == 1).await;
-    fleet.process(paused).signal("STOP");
+    fleet.pause(paused).await;
     fleet.count_as_dead(paused).await;
     fleet.start();
     fleet.wait_until("the job ends", async |fleet| has_succeeded(fleet, id).await).await;

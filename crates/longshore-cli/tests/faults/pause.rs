@@ -24,7 +24,7 @@ async fn a_worker_paused_until_its_jobs_were_recovered_settles_nothing(fleet: &m
     let paused = fleet.start();
     fleet.wait_until_started(all).await;
 
-    fleet.process(paused).signal("STOP");
+    fleet.pause(paused).await;
     fleet.count_as_dead(paused).await;
     let other = fleet.start_and_register().await;
     fleet.wait_until_succeeded(all).await;
@@ -100,7 +100,7 @@ async fn a_worker_paused_with_a_resilient_job_past_its_threshold_runs_the_job_on
     fleet.wait_until_started(1).await;
     // Before the pause, so that its sweeps cover all of it.
     let other = fleet.start_and_register().await;
-    fleet.process(paused).signal("STOP");
+    fleet.pause(paused).await;
     // Many sweeps after it became stale, and well before three times the threshold.
     fleet
         .wait_until("the paused worker is silent for half as long again as its threshold", async |fleet| {
