@@ -55,9 +55,9 @@ impl Connections {
     }
 
     /// Waits until this client may have one more connection. Closes another one if necessary.
-    /// Returns `None` if the client has its share of connections and none of them may be closed.
+    /// Returns `None` if the client has its share of connections and all of them handle requests.
     pub(super) async fn slot(&self, client: IpAddr) -> Option<OwnedSemaphorePermit> {
-        // Not waited for here: one client would keep all others from connecting.
+        // Do not wait for one of its connections here: nobody else could connect meanwhile.
         if self.has_its_share(client) && !self.close_waiting(Some(ClientKey::of(client))) {
             refusals::report(Refusal::AddressLimit);
             return None;
@@ -101,6 +101,8 @@ impl Connections {
     /// client. Connections that never sent a valid token come first, so that nobody can close those of
     /// others without one. Returns whether one was closed.
     pub(super) fn close_waiting(&self, of: Option<ClientKey>) -> bool {
+        // A client with many connections need not be protected from itself.
+        let min_wait = if of.is_some() { Duration::ZERO } else { MIN_WAIT };
         let mut open = self.open();
         let waiting = |is_known: bool| {
             longest_waiting(open.iter().enumerate().filter_map(|(i, connection)| {
@@ -109,7 +111,7 @@ impl Connections {
                     return None;
                 }
                 let may_close =
-                    connection.is_known.load(Ordering::Relaxed) == is_known && since.elapsed() >= MIN_WAIT;
+                    connection.is_known.load(Ordering::Relaxed) == is_known && since.elapsed() >= min_wait;
                 may_close.then_some((connection.client, 1, since, i))
             }))
         };
@@ -365,11 +367,10 @@ mod tests {
             }
         }
         assert!(connections.slot(address).await.is_none(), "an address has more than its share");
-        // A connection that has only begun to wait for its client does not make room, and nobody waits for it.
+        // A connection that waits for its client makes room.
         open[3].connection().waiting_since.store(WAITING_SINCE_OPENED, Ordering::Relaxed);
         let closed = open[3].connection().clone();
         drop(open.split_off(6));
-        tokio::time::sleep(MIN_WAIT).await;
         assert!(connections.slot(address).await.is_some());
         closed.close.notified().await;
     }

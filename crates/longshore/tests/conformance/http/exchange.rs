@@ -563,11 +563,7 @@ async fn a_worker_with_a_limited_token_works_although_there_are_too_many_kinds(f
     let claim = json!({ "queues": ["mail"], "kinds": ["kind-2-7"] });
     let leased = http.post("/leases", &claim).await.expect_status(200).json();
     assert_eq!(leased["jobs"][0]["id"], json!(id));
-    let (_, secret) = token(&fixture, Scope::Admin, None).await;
-    let known =
-        open.with_token(&secret).get("/kinds?limit=200&cursor=kind-1-998").await.expect_status(200).json();
-    let names: Vec<&Value> = known.as_array().expect("kinds").iter().map(|kind| &kind["name"]).collect();
-    assert_eq!(names, ["kind-1-999"], "more kinds are stored than one token may have");
+    assert_eq!(fixture.kinds().await.expect("kinds").len(), 2000, "one token may have no more");
 }
 
 async fn a_token_limited_to_queues_announces_kinds_of_its_queues(fixture: Fixture) {
