@@ -28,6 +28,14 @@ const MAX_COMPILED: u64 = 20_000;
 const COMPILED_AGAIN: u64 = 8;
 /// The maximum weight of all regular expressions.
 const MAX_PATTERNS: u64 = 20_000;
+/// The maximum size of a compiled regular expression, in bytes of memory.
+pub(super) const MAX_PATTERN: usize = 512 * 1024;
+/// The maximum size of the cache of its matches, which fills as it is used.
+pub(super) const MAX_MATCHES: usize = 32 * 1024;
+/// The maximum size of all different regular expressions, compiled and with their caches, as it is estimated.
+const MAX_KEPT_PATTERNS: usize = 32 * 1024 * 1024;
+/// How many bytes of a regular expression `jsonschema` reads again at the cost of one unit of its weight.
+const READ_AGAIN: u64 = 50;
 /// The maximum depth of subschemas and values of a payload together.
 const MAX_DEPTH: usize = 512;
 /// `jsonschema` remembers the result of a `$ref` only if finding it took this many.
@@ -40,7 +48,7 @@ pub(super) enum Excess {
     Depth,
 }
 
-/// What a check of one payload costs at most.
+/// What a check of one payload costs, as it is counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     pub(super) steps: u64,
@@ -61,6 +69,8 @@ pub(super) struct Outline {
     nodes: Vec<Node>,
     /// Whether a failure collects the errors of several branches.
     pub(super) collects: bool,
+    /// What its regular expressions take when they are compiled, in bytes.
+    pub(super) patterns: usize,
 }
 
 /// A subschema. The numbers are indexes of other ones.
@@ -120,8 +130,8 @@ impl Outline {
             Document { root: schema, anchors: Vec::new(), ids: Vec::new(), refs: HashMap::new() };
         document.scan(schema, Place::Schema, &mut Vec::new(), 0)?;
         document.check()?;
-        let nodes = Builder::new(&document).build()?;
-        let mut outline = Outline { collects: nodes.iter().any(|node| node.collects), nodes };
+        let (nodes, patterns) = Builder::new(&document).build()?;
+        let mut outline = Outline { collects: nodes.iter().any(|node| node.collects), patterns, nodes };
         outline.check_fan_out()?;
         outline.check_compiled()?;
         outline.find_remembered();
@@ -331,8 +341,9 @@ impl Meter<'_> {
         }
         let node = &self.nodes[n];
         self.charge(times * (1 + node.own + text_cost(value, node.pattern)))?;
-        if node.unique_items && value.is_array() {
-            self.charge(times * size(value))?;
+        if let Some(items) = value.as_array().filter(|_| node.unique_items) {
+            self.charge(times.saturating_mul(size(value)))?;
+            self.charge(times.saturating_mul(comparisons(items)))?;
         }
         let times = times + u64::from(node.collects && self.repeated == Repeated::Always);
         for &same in &node.same {
@@ -435,6 +446,22 @@ fn size(value: &Value) -> u64 {
     }
 }
 
+/// The values that `uniqueItems` compares at most. `jsonschema` puts the items into a hash table, and compares those with
+/// the same hash. The sender of a payload can choose arrays, objects and numbers so that all hashes are the same: nested
+/// arrays hash as their items, and numbers as the nearest floating-point number. Strings have hashes that nobody can
+/// predict.
+fn comparisons(items: &[Value]) -> u64 {
+    let half = |pairs: u64| pairs / 2;
+    if items.iter().any(|item| item.is_array() || item.is_object()) {
+        return half((items.len() as u64).saturating_mul(items.iter().map(size).sum()));
+    }
+    let mut alike: HashMap<Option<u64>, u64> = HashMap::new();
+    for number in items.iter().filter_map(Value::as_number) {
+        *alike.entry(number.as_f64().map(f64::to_bits)).or_default() += 1;
+    }
+    alike.into_values().map(|count| half(count.saturating_mul(count - 1))).fold(0, u64::saturating_add)
+}
+
 fn size_of_top(value: &Value) -> u64 {
     match value {
         Value::Array(items) => items.len() as u64,
@@ -457,6 +484,46 @@ fn weight(pattern: &str) -> u64 {
         }
     }
     sum.saturating_mul(factor)
+}
+
+/// What a regular expression takes when it is compiled, in bytes: it is compiled for both directions, and each has a cache
+/// of its matches. What is not a plain character becomes a machine that reads UTF-8, of about 1 KiB, or 40 KiB for a
+/// class of Unicode.
+fn kept(pattern: &str) -> usize {
+    let has = |parts: &[&str]| parts.iter().any(|part| pattern.contains(part));
+    let per_weight = if has(&["\\p", "\\P"]) {
+        48 * 1024
+    } else if !pattern.is_ascii() || has(&[".", "[^", "(?", "\\S", "\\D", "\\W", "\\s", "\\u", "\\x"]) {
+        1024
+    } else {
+        160
+    };
+    let compiled = usize::try_from(weight(pattern)).unwrap_or(usize::MAX).saturating_mul(per_weight);
+    2 * (compiled.min(MAX_PATTERN) + MAX_MATCHES)
+}
+
+/// How much work it is to translate a regular expression for the engine: `jsonschema` replaces one `\c`, `\d`, `\s` or `\w`
+/// at a time, and then reads all of it again. What replaces them is longer.
+fn translation(pattern: &str) -> u64 {
+    let (mut len, mut again) = (pattern.len() as u64, 0_u64);
+    let mut chars = pattern.chars();
+    while let Some(char) = chars.next() {
+        if char != '\\' {
+            continue;
+        }
+        // The character after the backslash is consumed, so the second half of `\\` starts nothing.
+        let longer = match chars.next() {
+            Some('c') => 0,
+            Some('d' | 'D') => 4,
+            Some('w' | 'W') => 12,
+            // A class of ten ranges.
+            Some('s' | 'S') => 170,
+            _ => continue,
+        };
+        again += 1;
+        len += longer;
+    }
+    again.saturating_mul(len) / READ_AGAIN
 }
 
 /// What an object of the document is.
@@ -629,15 +696,18 @@ struct Builder<'d, 's> {
     numbers: HashMap<usize, usize>,
     /// In the order of their numbers.
     found: Vec<&'s Value>,
-    patterns: u64,
+    /// The weight of all regular expressions.
+    weight: u64,
+    patterns: HashSet<&'s str>,
 }
 
 impl<'d, 's> Builder<'d, 's> {
     fn new(document: &'d Document<'s>) -> Self {
-        Builder { document, numbers: HashMap::new(), found: Vec::new(), patterns: 0 }
+        Builder { document, numbers: HashMap::new(), found: Vec::new(), weight: 0, patterns: HashSet::new() }
     }
 
-    fn build(mut self) -> Result<Vec<Node>, String> {
+    /// Returns the subschemas, and what the regular expressions take when they are compiled.
+    fn build(mut self) -> Result<(Vec<Node>, usize), String> {
         self.number(self.document.root);
         let mut nodes = Vec::new();
         while let Some(value) = self.found.get(nodes.len()).copied() {
@@ -647,14 +717,22 @@ impl<'d, 's> Builder<'d, 's> {
             };
             nodes.push(node);
         }
-        if self.patterns > MAX_PATTERNS {
+        if self.weight > MAX_PATTERNS {
             return Err(format!(
-                "its regular expressions have a weight of {} (their lengths, with repetitions written out); use at most \
-                 {MAX_PATTERNS}",
-                self.patterns
+                "its regular expressions have a weight of {} (their lengths, with repetitions written out, and more for \
+                 many `\\c`, `\\d`, `\\s` and `\\w` in one of them); use at most {MAX_PATTERNS}",
+                self.weight
             ));
         }
-        Ok(nodes)
+        let kept = self.patterns.iter().map(|pattern| kept(pattern)).sum();
+        if kept > MAX_KEPT_PATTERNS {
+            return Err(format!(
+                "its {} different regular expressions take up to {kept} bytes when they are compiled; use fewer, so that it \
+                 is at most {MAX_KEPT_PATTERNS}",
+                self.patterns.len()
+            ));
+        }
+        Ok((nodes, kept))
     }
 
     fn number(&mut self, value: &'s Value) -> usize {
@@ -668,9 +746,13 @@ impl<'d, 's> Builder<'d, 's> {
         values.into_iter().map(|value| self.number(value)).collect()
     }
 
-    fn pattern(&mut self, pattern: &str) -> u64 {
+    /// Counts a regular expression. Returns what it costs to match it; to translate it costs only once.
+    fn pattern(&mut self, pattern: &'s str) -> u64 {
         let weight = weight(pattern);
-        self.patterns = self.patterns.saturating_add(weight);
+        self.weight = self.weight.saturating_add(weight);
+        if self.patterns.insert(pattern) {
+            self.weight = self.weight.saturating_add(translation(pattern));
+        }
         weight
     }
 

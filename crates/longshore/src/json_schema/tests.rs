@@ -76,14 +76,17 @@ fn references_stay_within_the_schema() {
         let a = if reference == "#anchor" { json!({ "$anchor": "anchor", "type": "integer" }) } else { a };
         let schema = json!({ "$ref": reference, "$defs": { "a": a } });
         let schema = compiled(&schema).unwrap_or_else(|error| panic!("{reference}: {error}"));
-        assert!(schema.verdict(&json!(1)).is_ok() && schema.verdict(&json!("1")).is_err(), "{reference}");
+        assert!(
+            schema.verdict(&json!(1), 1_000_000).is_ok() && schema.verdict(&json!("1"), 1_000_000).is_err(),
+            "{reference}"
+        );
     }
 }
 
 #[test]
 fn the_budget_decides_which_payloads_are_checked() {
     let schema = json!({ "type": "array", "items": { "type": "integer" } }).to_string();
-    let budget = Budget { steps: 100, inline: 10, details: 10 };
+    let budget = Budget { steps: 100, steps_per_byte: 0, inline: 10, details: 10 };
     let schema = JsonSchema::build(&schema, budget).expect("a schema");
     let steps = |len: usize| {
         let value = json!(vec![1; len]);
@@ -113,10 +116,112 @@ fn the_result_of_a_recursive_reference_is_counted_once_per_value() {
 fn an_invalid_payload_of_many_branches_is_refused_without_collecting_all_errors() {
     let branch = |last: &str| json!({ "properties": { "x": { "$ref": "#" } }, "required": [last] });
     let schema = compiled(&json!({ "anyOf": [branch("a"), branch("b"), branch("c")] })).expect("a schema");
-    let Err(Refusal::Payload { reason, .. }) = schema.verdict(&nested(24)) else { panic!("not refused") };
+    let Err(Refusal::Payload { reason, .. }) = schema.verdict(&nested(24), 1_000_000) else {
+        panic!("not refused")
+    };
     assert!(reason.contains("too large to say where"), "{reason}");
-    let Err(Refusal::Payload { at, reason }) = schema.verdict(&json!({})) else { panic!("not refused") };
+    let Err(Refusal::Payload { at, reason }) = schema.verdict(&json!({}), 1_000_000) else {
+        panic!("not refused")
+    };
     assert!(at.is_empty() && !reason.contains("too large"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_large_payload_may_take_longer() {
+    let budget = Budget { steps: 100, steps_per_byte: 10, inline: 10, details: 10 };
+    let checked = async |schema: Value, value: Value| {
+        Arc::new(JsonSchema::build(&schema.to_string(), budget).expect("a schema")).check(value).await
+    };
+    let integers = json!({ "type": "array", "items": { "type": "integer" } });
+    assert!(checked(integers.clone(), json!(vec![1; 1_000])).await.is_ok());
+    let mut last_wrong = vec![json!(1); 1_000];
+    last_wrong.push(json!("1"));
+    let Err(Refusal::Payload { at, .. }) = checked(integers, json!(last_wrong)).await else {
+        panic!("not refused")
+    };
+    assert_eq!(at, "/1000");
+    // What grows faster than the payload is still refused.
+    let many = json!({ "items": { "allOf": vec![json!({ "type": "integer", "minimum": 0 }); 30] } });
+    let Err(Refusal::Cost(reason)) = checked(many, json!(vec![1; 1_000])).await else {
+        panic!("not refused")
+    };
+    assert!(reason.contains("more than 20010 steps"), "{reason}");
+}
+
+#[test]
+fn items_whose_hashes_can_collide_are_counted_as_compared_with_each_other() {
+    let schema = compiled(&json!({ "uniqueItems": true })).expect("a schema");
+    let steps = |items: Vec<Value>| {
+        let cost = schema.outline.measure(&json!(items), u64::MAX, Repeated::Once);
+        cost.expect("a cost").steps
+    };
+    let each = |item: fn(u32) -> Value| (0..1_000).map(item).collect::<Vec<_>>();
+    // All of these have the hash of `n` or of no number at all.
+    assert!(steps(each(|n| json!([n]))) > 900_000);
+    assert!(steps(each(|n| json!({ "a": n }))) > 900_000);
+    assert!(steps([each(|n| json!(n)), vec![json!([1])]].concat()) > 400_000);
+    assert!(steps(each(|n| json!((1_u64 << 63) + u64::from(n)))) > 400_000);
+    let items: [fn(u32) -> Value; 3] =
+        [|n| json!(n), |n| json!(n.to_string()), |n| json!(f64::from(n) + 0.5)];
+    for item in items {
+        assert!(steps(each(item)) < 2_000);
+    }
+}
+
+#[test]
+fn a_pattern_that_is_translated_again_and_again_is_refused() {
+    for (escape, many, some) in
+        [(r"\cA", 6_600, 300), (r"\d", 6_600, 300), (r"\w", 6_600, 200), (r"\s", 500, 40)]
+    {
+        refused(&json!({ "pattern": escape.repeat(many) }), "regular expressions");
+        refused(&json!({ "patternProperties": { escape.repeat(many): {} } }), "regular expressions");
+        assert!(compiled(&json!({ "pattern": escape.repeat(some) })).is_ok(), "{escape}");
+    }
+    // This has backslashes, and no escapes of letters.
+    assert!(compiled(&json!({ "pattern": r"\\d".repeat(500) })).is_ok());
+}
+
+#[test]
+fn ordinary_patterns_are_within_the_limits() {
+    for pattern in [
+        r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?(Z|[+-]\d{2}:\d{2})$",
+        r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+        r"^[^@\s]+@[^@\s]+\.[^@\s]+$",
+        r"^.{1,255}$",
+        r"^[\w.-]{1,255}$",
+        r"^\p{L}[\p{L} '-]*$",
+    ] {
+        let schema = compiled(&json!({ "pattern": pattern }));
+        assert!(schema.is_ok(), "{pattern}: {}", schema.err().unwrap_or_default());
+    }
+}
+
+#[test]
+fn the_size_of_patterns_is_limited() {
+    let patterns = |n: usize| (0..n).map(|i| json!({ "pattern": format!("^a+{i}") })).collect::<Vec<_>>();
+    refused(&json!({ "prefixItems": patterns(600) }), "600 different regular expressions");
+    let classes = |n: usize| (0..n).map(|i| json!({ "pattern": format!(r"\p{{L}}{i}") })).collect::<Vec<_>>();
+    refused(&json!({ "prefixItems": classes(120) }), "120 different regular expressions");
+    let repeated = [patterns(400), patterns(400)].concat();
+    let schema = compiled(&json!({ "prefixItems": repeated })).expect("400 patterns");
+    assert!(schema.kept(crate::store::MAX_SCHEMA) <= MAX_COMPILED, "it can be kept");
+}
+
+#[tokio::test]
+async fn patterns_count_as_what_they_may_take() {
+    let schemas = JsonSchemas::default();
+    let schema = |n: usize| {
+        let patterns: Vec<Value> = (0..300).map(|i| json!({ "pattern": format!("^a+{i}") })).collect();
+        json!({ "prefixItems": patterns, "title": n.to_string() }).to_string()
+    };
+    for n in 0..5 {
+        assert!(schemas.check(&schema(n), json!(["a0"])).await.is_ok());
+    }
+    let kept = schemas.0.lock().expect("a lock");
+    assert_eq!(kept.schemas.len(), 3);
+    assert_eq!(kept.size, kept.schemas.values().map(|entry| entry.size).sum::<usize>());
+    assert!(kept.size <= MAX_COMPILED && kept.size >= 3 * 300 * 2 * MAX_MATCHES, "{}", kept.size);
+    assert!((2..5).all(|n| kept.schemas.contains_key(schema(n).as_str())));
 }
 
 #[tokio::test]
