@@ -148,6 +148,17 @@ async fn a_large_payload_may_take_longer() {
     assert!(reason.contains("more than 20010 steps"), "{reason}");
 }
 
+#[tokio::test]
+async fn a_long_text_is_not_matched_against_a_heavy_pattern() {
+    let checked = async |pattern: &str| {
+        let schema = compiled(&json!({ "pattern": pattern })).expect("a schema");
+        Arc::new(schema).check(json!("ab".repeat(500_000))).await
+    };
+    // Takes 2 s.
+    assert!(matches!(checked("[ab]*a[ab]{600}c").await, Err(Refusal::Cost(_))));
+    assert!(checked("^[a-z]+$").await.is_ok());
+}
+
 #[test]
 fn items_whose_hashes_can_collide_are_counted_as_compared_with_each_other() {
     let schema = compiled(&json!({ "uniqueItems": true })).expect("a schema");
