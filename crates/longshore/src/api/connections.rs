@@ -101,21 +101,23 @@ impl Connections {
     /// client. Connections that never sent a valid token come first, so that nobody can close those of
     /// others without one. Returns whether one was closed.
     pub(super) fn close_waiting(&self, of: Option<ClientKey>) -> bool {
-        // A client with many connections need not be protected from itself.
-        let min_wait = if of.is_some() { Duration::ZERO } else { MIN_WAIT };
         let mut open = self.open();
-        let waiting = |is_known: bool| {
+        let waiting = |is_known: Option<bool>, min_wait: Duration| {
             longest_waiting(open.iter().enumerate().filter_map(|(i, connection)| {
                 let since = connection.waiting_since()?;
                 if of.is_some_and(|of| of != connection.client) {
                     return None;
                 }
-                let may_close =
-                    connection.is_known.load(Ordering::Relaxed) == is_known && since.elapsed() >= min_wait;
+                let may_close = is_known
+                    .is_none_or(|known| connection.is_known.load(Ordering::Relaxed) == known)
+                    && since.elapsed() >= min_wait;
                 may_close.then_some((connection.client, 1, since, i))
             }))
         };
-        let Some(chosen) = waiting(false).or_else(|| waiting(true)) else { return false };
+        let chosen = waiting(Some(false), MIN_WAIT).or_else(|| waiting(Some(true), MIN_WAIT));
+        // A client with many connections need not be protected from itself.
+        let chosen = chosen.or_else(|| of.and_then(|_| waiting(None, Duration::ZERO)));
+        let Some(chosen) = chosen else { return false };
         open.swap_remove(chosen).close.notify_one();
         refusals::report(Refusal::ConnectionLimit);
         true

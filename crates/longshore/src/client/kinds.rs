@@ -234,8 +234,9 @@ impl KindRules {
             Refusal::Payload { at, reason } => invalid(format!("payload{at}: {}", truncated(&reason))),
             Refusal::Cost(reason) => invalid(format!(
                 "payload: {reason} against the schema of kind `{kind}`; send a smaller payload, or register a \
-                 schema with fewer alternatives"
+                 simpler schema"
             )),
+            Refusal::Unavailable(reason) => Error::unavailable(reason),
             Refusal::Schema(reason) => Error::invalid(
                 "kind",
                 format!(

@@ -15,6 +15,8 @@ pub(crate) enum Refusal {
     },
     /// The check takes too long, for this reason.
     Cost(String),
+    /// The check cannot run now, for this reason.
+    Unavailable(String),
 }
 
 /// A schema that accepts everything.

@@ -50,8 +50,16 @@ pub(crate) enum Refusal {
         at: String,
         reason: String,
     },
-    /// The check takes too long, or cannot run now, for this reason.
+    /// The check takes too long, for this reason.
     Cost(String),
+    /// The check cannot run now, for this reason.
+    Unavailable(String),
+}
+
+impl From<threads::Failed> for Refusal {
+    fn from(failed: threads::Failed) -> Self {
+        if failed.panicked { Refusal::Cost(failed.reason) } else { Refusal::Unavailable(failed.reason) }
+    }
 }
 
 /// A compiled JSON Schema.
@@ -65,7 +73,7 @@ impl JsonSchema {
     /// Compiles a schema, or returns what is wrong with it.
     pub(crate) async fn compile(schema: &str) -> Result<Self, String> {
         let schema = schema.to_owned();
-        threads::run(move || Self::build(&schema, Budget::default())).await?
+        threads::run(move || Self::build(&schema, Budget::default())).await.map_err(|failed| failed.reason)?
     }
 
     fn build(text: &str, budget: Budget) -> Result<Self, String> {
@@ -92,11 +100,11 @@ impl JsonSchema {
             Ok(cost) if cost.steps <= self.budget.inline && cost.depth <= INLINE_DEPTH => {
                 self.verdict(&value, steps)
             }
-            Ok(_) => threads::run(move || self.verdict(&value, steps)).await.map_err(Refusal::Cost)?,
+            Ok(_) => threads::run(move || self.verdict(&value, steps)).await.map_err(Refusal::from)?,
             Err(Excess::Depth) => Err(Refusal::Cost("nests too deeply to check".into())),
             // It may be as long as this because the payload is.
             Err(Excess::Steps) => {
-                threads::run(move || self.check_large(&value)).await.map_err(Refusal::Cost)?
+                threads::run(move || self.check_large(&value)).await.map_err(Refusal::from)?
             }
         }
     }
@@ -204,10 +212,10 @@ impl JsonSchemas {
         let compile = || async {
             let text = schema.to_owned();
             let built = threads::run(move || JsonSchema::build(&text, Budget::default())).await?;
-            Ok(built.map(Arc::new))
+            Ok::<_, threads::Failed>(built.map(Arc::new))
         };
         // That a schema is wrong is remembered, and that the threads are busy is not.
-        let compiled = cell.get_or_try_init(compile).await.map_err(Refusal::Cost)?;
+        let compiled = cell.get_or_try_init(compile).await.map_err(Refusal::from)?;
         let compiled = compiled.clone().map_err(Refusal::Schema)?;
         self.resize(schema, compiled.kept(schema.len()));
         compiled.check(value).await

@@ -14,20 +14,34 @@ const MAX_WAITING: usize = 64;
 /// Enough for the deepest schema and the deepest payload. Memory is used only where the stack is.
 const STACK: usize = 32 * 1024 * 1024;
 
+/// Why work was not done.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failed {
+    pub(super) reason: String,
+    /// Whether it would fail again.
+    pub(super) panicked: bool,
+}
+
+impl Failed {
+    fn unavailable(reason: impl Into<String>) -> Self {
+        Failed { reason: reason.into(), panicked: false }
+    }
+}
+
 type Work = Box<dyn FnOnce() + Send>;
 
 /// Runs a function on one of the threads. Fails if it panics, if too much work waits, or if there are no
 /// threads.
-pub(super) async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+pub(super) async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failed> {
     static QUEUE: OnceLock<Result<SyncSender<Work>, String>> = OnceLock::new();
-    let queue = QUEUE.get_or_init(|| start(THREADS)).as_ref().map_err(Clone::clone)?;
+    let queue = QUEUE.get_or_init(|| start(THREADS)).as_ref().map_err(Failed::unavailable)?;
     run_on(queue, work).await
 }
 
 async fn run_on<T: Send + 'static>(
     queue: &SyncSender<Work>,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, String> {
+) -> Result<T, Failed> {
     let (reply, result) = oneshot::channel();
     let work = move || {
         // The caller may have gone away while this waited.
@@ -36,10 +50,16 @@ async fn run_on<T: Send + 'static>(
         }
     };
     queue.try_send(Box::new(work)).map_err(|error| match error {
-        TrySendError::Full(_) => "too many long checks of payloads wait; try again in a moment",
-        TrySendError::Disconnected(_) => "the threads for schemas have stopped; restart the process",
+        TrySendError::Full(_) => {
+            Failed::unavailable("too many long checks of payloads wait; try again in a moment")
+        }
+        TrySendError::Disconnected(_) => {
+            Failed::unavailable("the threads for schemas have stopped; restart the process")
+        }
     })?;
-    result.await.map_err(|_| "the check panicked; the log has the message".to_owned())
+    let panicked =
+        |_| Failed { reason: "the check panicked; the log has the message".into(), panicked: true };
+    result.await.map_err(panicked)
 }
 
 fn start(threads: usize) -> Result<SyncSender<Work>, String> {
@@ -82,7 +102,7 @@ mod tests {
             queue.try_send(Box::new(|| ())).expect("room");
         }
         let refused = run_on(&queue, || ()).await.expect_err("no room");
-        assert!(refused.contains("try again in a moment"), "{refused}");
+        assert!(!refused.panicked && refused.reason.contains("try again in a moment"), "{}", refused.reason);
         drop(free);
     }
 }
