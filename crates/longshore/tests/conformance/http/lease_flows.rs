@@ -320,7 +320,7 @@ async fn a_spawn_needs_the_scope_and_the_queues_of_its_jobs(fixture: Fixture) {
     }
 }
 
-/// Whoever has enqueued the flow has decided that the task gets these results. So a worker needs only the queue of the
+/// The producer of the flow has decided that the task gets these results. So a worker needs only the queue of the
 /// task.
 async fn a_task_reads_what_its_flow_hands_it_whatever_the_queues(fixture: Fixture) {
     let (_, all) = token(&fixture, Scope::Work, None).await;
