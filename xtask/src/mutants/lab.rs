@@ -46,6 +46,7 @@ impl Lab {
         let tree = self.home.join("tree");
         copy_tree(&tree, files)?;
         // With the features and the folder of `cargo xtask test`, so that dependencies are not built again.
+        // [`with_own_version`] keeps the artifacts apart.
         let built = cargo(["test", "--workspace", "--all-features", "--test", "conformance", "--no-run"])
             .arg("--message-format=short")
             .current_dir(&tree)
@@ -172,12 +173,31 @@ fn copy_tree(root: &Path, switched: &BTreeMap<String, Switched>) -> Result {
     for (name, file) in switched {
         files.insert(format!("{LIBRARY}/{name}"), file.text.clone().into_bytes());
     }
+    let manifest = String::from_utf8_lossy(files.get(MANIFEST).ok_or("the tree has no Cargo.toml")?);
+    files.insert(MANIFEST.to_owned(), with_own_version(&manifest)?.into_bytes());
     for (name, wanted) in &files {
         write_if_changed(&root.join(name), wanted)?;
     }
     let names: BTreeSet<&str> = files.keys().map(String::as_str).collect();
     remove_others(root, &|file| file.to_str().is_some_and(|name| names.contains(name)))
 }
+
+const MANIFEST: &str = "Cargo.toml";
+
+/// The manifest with a version that no other build has. Cargo names artifacts by package and version,
+/// not by folder: with the same version, `cargo nextest` could run the program with the mutants.
+fn with_own_version(manifest: &str) -> Result<String> {
+    let parts = || {
+        let (before, package) = manifest.split_once(PACKAGE)?;
+        let (between, version) = package.split_once(VERSION)?;
+        let (version, after) = version.split_once('"')?;
+        Some(format!("{before}{PACKAGE}{between}{VERSION}{version}+mutants\"{after}"))
+    };
+    parts().ok_or_else(|| "Cargo.toml has no version in [workspace.package]".into())
+}
+
+const PACKAGE: &str = "[workspace.package]";
+const VERSION: &str = "\nversion = \"";
 
 /// Removes files of an earlier copy that are no longer in the checkout. The old file of
 /// a renamed module could otherwise keep the copy from compiling.
@@ -237,6 +257,15 @@ mod tests {
         assert_eq!(errors("crates/longshore/src/b.rs:4:5: error: in another file"), BuildErrors::new());
         assert_eq!(errors("crates/longshore/src/a.rs:4:5: warning: unused"), BuildErrors::new());
     }
+
+    #[test]
+    fn the_copy_has_a_version_of_its_own() {
+        let manifest = "[x]\nversion = \"9\"\n[workspace.package]\nedition = \"2024\"\nversion = \"0.1.0\"\n";
+        let changed = with_own_version(manifest).expect("it has a version");
+        assert_eq!(changed, manifest.replace("0.1.0", "0.1.0+mutants"));
+        assert!(with_own_version("[workspace]\n").is_err());
+    }
+
     #[test]
     fn a_result_counts_only_if_the_case_ended_and_reached_the_mutant() {
         let summary = |passed, failed| {
