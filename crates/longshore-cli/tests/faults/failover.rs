@@ -2,13 +2,13 @@
 //! hosts in their URL or through a proxy, and no acknowledged job is lost. The old primary
 //! never comes back. `--nocapture` prints how long callers had to wait.
 
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use longshore::{Client, JobId, NewJob};
 
 use crate::missing::skip;
 use crate::postgres_server::PostgresServer;
+use crate::producer::{Producer, run};
 use crate::proxy::Proxy;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,15 +53,6 @@ fn an_error_names_every_host_and_no_password() {
     });
 }
 
-fn run(work: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(work);
-}
-
 fn fail_over(failure: Failure, route: Route) {
     let Some(primary) = PostgresServer::create() else {
         return skip("no Postgres server programs (initdb, pg_ctl, postgres) are installed");
@@ -79,18 +70,7 @@ fn fail_over(failure: Failure, route: Route) {
         };
         let client = Client::connect(&url).await.unwrap();
         client.migrate().await.unwrap();
-        let singles = Producer::start(&client, |client| async move {
-            let job = NewJob::new("mail", &1);
-            client.enqueue(job).await.map(|enqueued| vec![enqueued.id])
-        });
-        let keyed = Producer::start(&client, |client| async move {
-            let job = NewJob::new("mail", &2).idempotency_key(JobId::new().to_string());
-            client.enqueue(job).await.map(|enqueued| vec![enqueued.id])
-        });
-        let batches = Producer::start(&client, |client| async move {
-            let enqueued = client.enqueue_many([NewJob::new("mail", &3), NewJob::new("mail", &4)]).await?;
-            Ok(enqueued.into_iter().map(|enqueued| enqueued.id).collect())
-        });
+        let [singles, keyed, batches] = Producer::start_all(&client);
         let producers = [&singles, &keyed, &batches];
         for producer in producers {
             producer.wait_for_jobs_started_after(Instant::now()).await;
@@ -114,48 +94,4 @@ fn fail_over(failure: Failure, route: Route) {
         }
         assert_eq!(survivor.check().await.unwrap().problems, Vec::<String>::new());
     });
-}
-
-/// When an enqueue began, and the jobs that it stored.
-type Stored = (Instant, Vec<JobId>);
-
-/// A caller that enqueues all the time, and goes on after an error as an HTTP client
-/// does.
-struct Producer {
-    stored: Arc<Mutex<Vec<Stored>>>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Producer {
-    fn start<Enqueue, Enqueueing>(client: &Client, enqueue: Enqueue) -> Self
-    where
-        Enqueue: Fn(Client) -> Enqueueing + Send + 'static,
-        Enqueueing: Future<Output = longshore::Result<Vec<JobId>>> + Send,
-    {
-        let stored = Arc::<Mutex<Vec<Stored>>>::default();
-        let (client, list) = (client.clone(), stored.clone());
-        let task = tokio::spawn(async move {
-            loop {
-                let began = Instant::now();
-                if let Ok(ids) = enqueue(client.clone()).await {
-                    list.lock().unwrap().push((began, ids));
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        });
-        Producer { stored, task }
-    }
-
-    async fn wait_for_jobs_started_after(&self, after: Instant) {
-        let began = Instant::now();
-        while !self.stored.lock().unwrap().iter().any(|(started, _)| *started > after) {
-            assert!(began.elapsed() < crate::fleet::MAX_WAIT, "nothing is stored any more");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-
-    fn acknowledged(&self) -> Vec<JobId> {
-        self.task.abort();
-        self.stored.lock().unwrap().iter().flat_map(|(_, ids)| ids.clone()).collect()
-    }
 }

@@ -111,7 +111,7 @@ impl PostgresServer {
     pub(crate) fn start(&self) {
         let settings = format!(
             "-c listen_addresses=127.0.0.1 -c port={} -c unix_socket_directories='' -c max_connections=100 \
-             -c fsync=off -c shared_buffers=32MB",
+             -c fsync=off -c shared_buffers=32MB -c wal_level=logical",
             self.port
         );
         let log = self.home.join("log").display().to_string();

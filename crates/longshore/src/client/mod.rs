@@ -127,7 +127,7 @@ impl Client {
 
     /// Brings the tables to this build's version. Does nothing if they are at it.
     pub async fn migrate(&self) -> Result<Migrated> {
-        self.store.migrate().await
+        self.store.migrate(self.store.migrations()).await
     }
 
     /// The version of the tables; 0 if there are none.

@@ -9,14 +9,13 @@
 //!
 //! The sections of the trait name the files: `postgres/claim.rs` and `sqlite/claim.rs`
 //! store a claim, and `claim.rs` in this folder has its arguments and results. A few
-//! types that belong to no file of their own are here: `KeyWait`, `Migrated`.
+//! types that belong to no file of their own are here, such as `KeyWait`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde::Serialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
@@ -39,6 +38,7 @@ mod history;
 mod inspect;
 mod kinds;
 mod lease;
+mod migrate;
 mod notices;
 mod operate;
 mod operations;
@@ -81,6 +81,8 @@ pub use inspect::{Glance, ListFilter, Page, Payloads};
 pub(crate) use kinds::TOO_MANY_KINDS;
 pub use kinds::{KindFilter, KindQueues, KindRecord, MAX_SCHEMA, NewKind, Schemas};
 pub use lease::{Fenced, Lease};
+pub(crate) use migrate::{Applied, Scripts, older_workers_live};
+pub use migrate::{Migrated, Migration, SCHEMA_VERSION};
 pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
 #[cfg(feature = "sqlite")]
@@ -110,13 +112,6 @@ pub(crate) use notices::WeakNoticeSender;
 pub(crate) use recover::warn_of_refused_worker;
 pub(crate) use settle::{EndedBy, clean, failure_of, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
-
-/// The newest schema version that this build supports, the same on both engines.
-pub const SCHEMA_VERSION: i64 = 9;
-
-/// The oldest version whose workers may use these tables. Earlier ones would ignore limits of groups, or count flows
-/// wrongly.
-pub(crate) const OLDEST_WORKER: i64 = 7;
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
 /// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no
@@ -154,22 +149,6 @@ async fn open_engine(url: &str) -> Result<Arc<dyn Store>> {
     ))
 }
 
-/// The error for tables of a later version: this build could misread them.
-pub(crate) fn schema_too_new(found: i64) -> Error {
-    Error::schema(format!(
-        "the database has schema version {found}, newer than this build's {SCHEMA_VERSION}; upgrade longshore"
-    ))
-}
-
-/// The error for a migration that workers of an earlier version would not follow.
-pub(crate) fn older_workers_live(names: &[String]) -> Error {
-    Error::schema(format!(
-        "workers of an earlier version are running: {}; stop them before you migrate to schema version \
-         {OLDEST_WORKER}: they would ignore limits of groups or changes of flows",
-        names.join(", ")
-    ))
-}
-
 /// A database that holds the queue.
 ///
 /// Every operation is one statement or one short transaction. "Now" always means the
@@ -179,11 +158,13 @@ pub(crate) fn older_workers_live(names: &[String]) -> Error {
 pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     // ---- migrate ----------------------------------------------------------
 
-    /// Migrates the tables to [`SCHEMA_VERSION`] and returns the versions before and
-    /// after. Does nothing if they are at that version. It can be interrupted and run
-    /// again, and several processes can run it at the same time. Fails if the schema
-    /// is newer than this build.
-    async fn migrate(&self) -> Result<Migrated>;
+    /// The migrations of this engine.
+    fn migrations(&self) -> &'static [Migration];
+
+    /// Runs the migrations that the tables still need and returns the versions before and
+    /// after. It can be interrupted and run again, and several processes can run it at the
+    /// same time. Fails if the tables are newer than the migrations, or made by another revision.
+    async fn migrate(&self, migrations: &'static [Migration]) -> Result<Migrated>;
 
     /// Returns the version of the tables, or 0 if there are none.
     async fn schema_version(&self) -> Result<i64>;
@@ -744,15 +725,6 @@ pub enum KeyWait {
     Long,
     /// As `Long`, but at most this long.
     UpTo(Duration),
-}
-
-/// The result of [`Store::migrate`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Migrated {
-    /// The version before.
-    pub from: i64,
-    /// The version after.
-    pub to: i64,
 }
 
 /// A duration in the unit that both engines store, capped at ten years. Longer ones

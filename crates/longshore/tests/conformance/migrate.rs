@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::Utc;
-use longshore::store::{Beat, KindFilter, KindQueues};
+use longshore::store::{Beat, KindFilter, KindQueues, Migration};
 use longshore::{
     Client, FlowStatus, JobId, Migrated, NewJob, NewKind, Retention, SCHEMA_VERSION, Status, Worker, chain,
     task,
@@ -15,10 +15,11 @@ use crate::flows::{put, record};
 cases! {
     migrating_again_changes_nothing,
     a_database_without_tables_is_at_version_zero,
-    a_database_of_the_first_version_keeps_its_jobs,
-    a_database_of_version_six_keeps_its_flows,
-    workers_of_version_seven_go_on,
-    operations_missing_from_the_first_version_say_to_migrate,
+    the_next_migration_runs_once_and_keeps_jobs,
+    a_migration_that_excludes_workers_waits_until_they_have_stopped,
+    a_migration_that_fails_changes_nothing,
+    tables_of_another_revision_are_refused,
+    operations_on_missing_tables_say_to_migrate,
     concurrent_migrations_all_succeed,
     operations_without_tables_say_to_migrate,
     a_schema_newer_than_this_build_is_refused,
@@ -103,162 +104,117 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
     assert_eq!(bare.store().schema_version().await.expect("version"), SCHEMA_VERSION);
 }
 
-/// Removes everything that versions 8 and 9 added.
-async fn downgrade_to_version_seven(fixture: &Fixture) {
-    if fixture.engine() == Engine::Postgres {
-        fixture.sql("drop table failure_notes", None).await;
+/// The migrations of this build, and one more.
+fn with_next(fixture: &Fixture, script: &'static str, oldest_worker: i64) -> &'static [Migration] {
+    let mut migrations = fixture.store().migrations().to_vec();
+    migrations.push(Migration { version: NEXT, script, oldest_worker });
+    migrations.leak()
+}
+
+const NEXT: i64 = SCHEMA_VERSION + 1;
+
+/// A script that adds the column `note` to `jobs`.
+fn add_note(fixture: &Fixture) -> &'static str {
+    match fixture.engine() {
+        Engine::Postgres => "alter table longshore.jobs add column note text default 'none'",
+        Engine::Sqlite => "alter table jobs add column note text default 'none'",
     }
-    const UNDO: &str = "
-        drop table queue_kinds;
-        drop table flow_parts;
-        drop table operations;
-        drop table failures;
-        drop table measures;
-        drop table sessions;
-        drop index finished_failures;
-        alter table finished drop column failure;
-        alter table attempts drop column failure;
-        delete from upkeep where name in ('failures', 'measures', 'samples');
-        delete from migrations where version > 7";
-    fixture.sql(UNDO, None).await;
 }
 
-/// Removes everything that later migrations added to version 1.
-async fn downgrade_to_version_one(fixture: &Fixture) {
-    downgrade_to_version_seven(fixture).await;
-    let drop_triggers = match fixture.engine() {
-        Engine::Postgres => {
-            "drop function refuse_old_worker cascade; drop sequence turn_ids, flow_change_ids cascade"
-        }
-        Engine::Sqlite => "drop trigger refuse_old_worker; drop trigger refuse_old_heartbeat",
-    };
-    fixture.sql(drop_triggers, None).await;
-    const UNDO: &str = "
-        drop table flows;
-        drop table flow_changes;
-        drop table links;
-        drop table groups;
-        drop table turns;
-        drop index ready_claim;
-        drop index ready_suspects;
-        drop index ready_groups;
-        drop index ready_group_suspects;
-        drop index running_groups;
-        drop index jobs_flow;
-        create index ready_claim on ready (queue, priority desc, run_at, id) where interruptions = 0;
-        create index ready_suspects on ready (queue, priority desc, run_at, id) where interruptions > 0;
-        alter table workers drop column schema_version;
-        alter table jobs drop column grp;
-        alter table jobs drop column flow;
-        alter table jobs drop column task;
-        alter table ready drop column grp;
-        alter table ready drop column flow;
-        alter table ready drop column held;
-        alter table finished drop column flow;
-        alter table finished drop column skipped;
-        alter table running drop column grp;
-        alter table running drop column flow;
-        alter table running drop column gate;
-        alter table queues drop column rate;
-        alter table queues drop column rate_ms;
-        alter table queues drop column burst;
-        alter table queues drop column tat;
-        alter table queues drop column group_max_running;
-        alter table queues drop column group_rate;
-        alter table queues drop column group_rate_ms;
-        alter table queues drop column group_burst;
-        drop table steps;
-        drop table events;
-        drop table waits;
-        alter table workers drop column host;
-        alter table workers drop column pid;
-        alter table workers drop column version;
-        alter table attempts drop column omitted;
-        drop table finished_ranges;
-        alter table upkeep drop column looked_at;
-        drop table merged_requests;
-        drop index running_cancels;
-        drop table tokens;
-        drop table kinds;
-        delete from migrations where version > 1";
-    fixture.sql(UNDO, None).await;
-    assert_eq!(fixture.store().schema_version().await.expect("version"), 1);
-}
-
-async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
-    let old = fixture.second_client().await;
-    let waiting = old.enqueue(job("mail").queue("letters")).await.expect("enqueue").id;
+async fn the_next_migration_runs_once_and_keeps_jobs(fixture: Fixture) {
+    let waiting = fixture.add(job("mail").queue("letters")).await;
     let running = fixture.running(job("sms").priority(3)).await;
-    let before = [snapshot(&fixture.job(waiting).await), snapshot(&fixture.job(running.lease().id).await)];
-    downgrade_to_version_one(&fixture).await;
-    // A worker of the first version would ignore the limits of groups.
-    let refused = old.migrate().await.expect_err("a worker is alive");
+    let ids = [waiting, running.lease().id];
+    let before = [snapshot(&fixture.job(ids[0]).await), snapshot(&fixture.job(ids[1]).await)];
+    // Workers of this version may go on.
+    let migrations = with_next(&fixture, add_note(&fixture), SCHEMA_VERSION);
+    let old = fixture.second_client().await;
+    let store = fixture.store();
+    assert_eq!(
+        store.migrate(migrations).await.expect("migrate"),
+        Migrated { from: SCHEMA_VERSION, to: NEXT }
+    );
+    assert_eq!(store.migrate(migrations).await.expect("migrate"), Migrated { from: NEXT, to: NEXT });
+    assert_eq!(store.schema_version().await.expect("version"), NEXT);
+    assert_eq!(fixture.query_number("select count(*) from jobs where note = 'none'", None).await, 2);
+    assert_eq!(fixture.query_number("select count(*) from migrations", None).await, 2);
+    let after = [snapshot(&fixture.job(ids[0]).await), snapshot(&fixture.job(ids[1]).await)];
+    assert_eq!(after, before);
+    assert_ne!(old.store().beat(running.lease().worker, &[]).await.expect("beat"), Beat::Dead);
+    fixture.must_finish(&running, done()).await;
+    fixture.worker().await;
+}
+
+async fn a_migration_that_excludes_workers_waits_until_they_have_stopped(fixture: Fixture) {
+    let running = fixture.running(job("sms")).await;
+    let worker = running.lease().worker;
+    let migrations = with_next(&fixture, add_note(&fixture), NEXT);
+    let store = fixture.store();
+    let refused = store.migrate(migrations).await.expect_err("a worker is alive");
     assert!(refused.is_schema(), "{refused:?}");
     assert!(refused.to_string().contains("stop them before you migrate"), "{refused}");
-    assert_eq!(fixture.store().schema_version().await.expect("version"), 1);
-    fixture.sql("update workers set stale_after_ms = 1, heartbeat_at = started_at", None).await;
+    assert_eq!(store.schema_version().await.expect("version"), SCHEMA_VERSION);
+    fixture.sql("update workers set stale_after_ms = 1", None).await;
     fixture.advance(Duration::from_secs(1)).await;
-    assert_eq!(old.migrate().await.expect("migrate"), Migrated { from: 1, to: SCHEMA_VERSION });
     assert_eq!(
-        fixture.migrate().await.expect("migrate"),
-        Migrated { from: SCHEMA_VERSION, to: SCHEMA_VERSION }
+        store.migrate(migrations).await.expect("migrate"),
+        Migrated { from: SCHEMA_VERSION, to: NEXT }
     );
-    let after = [snapshot(&fixture.job(waiting).await), snapshot(&fixture.job(running.lease().id).await)];
-    assert_eq!(after, before);
-    // The worker can end what it runs, but claims nothing any more.
-    let beat = fixture.store().beat(running.lease().worker, &[]).await.expect("beat");
-    assert_eq!(beat, Beat::Dead);
-    let old_register = "insert into workers
-            (id, name, queues, concurrency, stale_after_ms, started_at, heartbeat_at)
-        select {id}, 'old', queues, 1, 1000, started_at, started_at from workers";
-    let refused =
-        fixture.try_sql(old_register, Some(JobId::new())).await.expect_err("an old worker registers");
-    assert!(refused.contains("older than the database"), "{refused}");
+    // The worker can end its jobs, but claims nothing any more.
+    assert_eq!(store.beat(worker, &[]).await.expect("beat"), Beat::Dead);
     fixture.must_finish(&running, done()).await;
-    fixture.put_kinds(&[NewKind::new("mail")]).await.expect("put");
-}
-
-async fn workers_of_version_seven_go_on(fixture: Fixture) {
-    let running = fixture.running(job("mail")).await;
-    let dead = fixture.ended(job("sms"), longshore::Outcome::FailedPermanent).await;
-    downgrade_to_version_seven(&fixture).await;
-    fixture.sql("update workers set schema_version = 7", None).await;
-    let client = fixture.second_client().await;
-    assert_eq!(client.migrate().await.expect("migrate"), Migrated { from: 7, to: SCHEMA_VERSION });
-    fixture.must_finish(&running, failed_permanently()).await;
-    let groups = fixture.failures(&longshore::FailureFilter::default()).await.expect("failures");
-    assert_eq!(groups.len(), 1, "an earlier failure has no group");
-    assert_eq!(groups[0].job, running.lease().id);
-    assert_eq!(fixture.status(dead).await, Status::FailedPermanent);
-}
-
-async fn a_database_of_version_six_keeps_its_flows(fixture: Fixture) {
-    let flow = put(&fixture, chain![task("a", job("mail")), task("b", job("mail")), task("c", job("mail"))])
+    let refused = fixture
+        .try_sql(
+            "insert into workers
+                    (id, name, queues, concurrency, stale_after_ms, started_at, heartbeat_at, schema_version)
+             select {id}, 'old', queues, 1, 1000, started_at, started_at, schema_version from workers",
+            Some(JobId::new()),
+        )
         .await
-        .id;
-    downgrade_to_version_seven(&fixture).await;
-    const UNDO: &str = "
-        drop index flow_changes_returns;
-        alter table flows drop column links;
-        alter table flow_changes drop column counted;
-        delete from migrations where version > 6";
-    fixture.sql(UNDO, None).await;
-    let client = fixture.second_client().await;
-    assert_eq!(client.migrate().await.expect("migrate"), Migrated { from: 6, to: SCHEMA_VERSION });
-    assert_eq!(fixture.query_number("select max(links) from flows", None).await, 2);
-    crate::worker::drain(Worker::builder(client).function("mail", crate::worker::nothing)).await;
-    assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
-    fixture.worker().await;
-    let old_register = "insert into workers
-            (id, name, queues, concurrency, stale_after_ms, started_at, heartbeat_at, schema_version)
-        select {id}, 'old', queues, 1, 1000, started_at, started_at, 6 from workers";
-    let refused =
-        fixture.try_sql(old_register, Some(JobId::new())).await.expect_err("an old worker registers");
-    assert!(refused.contains("older than the database"), "{refused}");
+        .expect_err("an old worker registers");
+    assert!(refused.contains("built for"), "{refused}");
+    let refused = fixture
+        .try_sql("update workers set dead_at = null, heartbeat_at = started_at", None)
+        .await
+        .expect_err("an old worker sends a heartbeat");
+    assert!(refused.contains("built for"), "{refused}");
 }
 
-async fn operations_missing_from_the_first_version_say_to_migrate(fixture: Fixture) {
-    downgrade_to_version_one(&fixture).await;
+async fn a_migration_that_fails_changes_nothing(fixture: Fixture) {
+    let script = format!("{}; create table jobs_of (", add_note(&fixture)).leak();
+    let store = fixture.store();
+    store.migrate(with_next(&fixture, script, NEXT)).await.expect_err("the script is wrong");
+    assert_eq!(store.schema_version().await.expect("version"), SCHEMA_VERSION);
+    fixture.try_sql("update jobs set note = ''", None).await.expect_err("the column is not there");
+    let again = with_next(&fixture, add_note(&fixture), NEXT);
+    assert_eq!(store.migrate(again).await.expect("migrate"), Migrated { from: SCHEMA_VERSION, to: NEXT });
+}
+
+/// Until the first release, the initial migration is edited in place.
+async fn tables_of_another_revision_are_refused(fixture: Fixture) {
+    fixture.skip_final_check();
+    fixture.enqueue_kind("mail").await;
+    for change in ["update migrations set revision = 'other'", "alter table migrations drop column revision"]
+    {
+        fixture.sql(change, None).await;
+        let errors = [
+            fixture.migrate().await.expect_err("migrate"),
+            Client::connect(&fixture.url()).await.expect_err("connect"),
+        ];
+        for error in errors {
+            assert!(error.is_schema(), "{error:?}");
+            let message = error.to_string();
+            assert!(message.contains("another revision") && message.contains("drop schema"), "{message}");
+        }
+    }
+    assert_eq!(fixture.query_number("select count(*) from jobs", None).await, 1);
+}
+
+async fn operations_on_missing_tables_say_to_migrate(fixture: Fixture) {
+    fixture.skip_final_check();
+    for table in ["tokens", "kinds", "links"] {
+        fixture.sql(&format!("drop table {table}"), None).await;
+    }
     let store = fixture.store();
     let errors = [
         store.put_kinds(&[NewKind::new("mail")], &KindQueues::All).await.expect_err("put_kinds"),
@@ -267,12 +223,10 @@ async fn operations_missing_from_the_first_version_say_to_migrate(fixture: Fixtu
         store.tokens_by_hash(&[[7; 32]]).await.expect_err("tokens_by_hash"),
         store.check().await.expect_err("check"),
     ];
-    fixture.skip_final_check();
     for error in errors {
         assert!(error.is_schema(), "{error:?}");
         assert!(error.to_string().contains("longshore migrate"), "{error}");
     }
-    fixture.migrate().await.expect("migrate");
 }
 
 async fn concurrent_migrations_all_succeed(fixture: Fixture) {

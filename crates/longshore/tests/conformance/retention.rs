@@ -28,6 +28,11 @@ cases! {
     retention_works_with_a_running_clock,
 }
 
+cases! {
+    only on postgres:
+    a_copied_table_is_read_again,
+}
+
 const FOREVER: Retention = Retention { succeeded: None, cancelled: None, failed_permanent: None };
 
 async fn retain(fixture: &Fixture, policy: &Retention) -> u64 {
@@ -326,4 +331,20 @@ async fn retention_works_with_a_running_clock(fixture: Fixture) {
     assert_eq!(retain(&fixture, &immediately).await, 1);
     assert_eq!(fixture.count(Status::FailedPermanent).await, 1);
     assert!(exists(&fixture, waiting).await);
+}
+
+/// Retention remembers blocks of the table, which mean nothing in a copy of the database. Only Postgres: SQLite
+/// remembers row numbers, which a copy of the file keeps.
+async fn a_copied_table_is_read_again(fixture: Fixture) {
+    const NOTHING_EXPIRED: &str =
+        "update finished_ranges set read_at = clock(), succeeded = null, cancelled = null, failed_permanent = null";
+    const COPY: &str = "vacuum full finished";
+    let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
+    assert_eq!(retain(&fixture, &Retention::default()).await, 0);
+    fixture.advance(8 * DAY).await;
+    fixture.sql(NOTHING_EXPIRED, None).await;
+    assert_eq!(retain(&fixture, &Retention::default()).await, 0);
+    fixture.sql(COPY, None).await;
+    assert_eq!(retain(&fixture, &Retention::default()).await, 1);
+    assert!(!exists(&fixture, id).await);
 }

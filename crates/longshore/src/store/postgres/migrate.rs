@@ -8,31 +8,28 @@ use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 use super::tx::{Sql, Tx};
 use crate::error::{Error, Result};
-use crate::store::{Migrated, OLDEST_WORKER, SCHEMA_VERSION, older_workers_live, schema_too_new};
+use crate::store::{Applied, Migrated, Migration, Scripts, older_workers_live};
 
-const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
-    (1, include_str!("../../../migrations/postgres/0001_queue.sql")),
-    (2, include_str!("../../../migrations/postgres/0002_server.sql")),
-    (3, include_str!("../../../migrations/postgres/0003_hardening.sql")),
-    (4, include_str!("../../../migrations/postgres/0004_first_run.sql")),
-    (5, include_str!("../../../migrations/postgres/0005_steps.sql")),
-    (6, include_str!("../../../migrations/postgres/0006_flow_control.sql")),
-    (7, include_str!("../../../migrations/postgres/0007_flow_returns.sql")),
-    (8, include_str!("../../../migrations/postgres/0008_dashboard.sql")),
-    (9, include_str!("../../../migrations/postgres/0009_tokens_have_limits.sql")),
-];
+pub(super) const MIGRATIONS: &[Migration] = &[Migration {
+    version: 1,
+    script: include_str!("../../../migrations/postgres/0001_initial.sql"),
+    oldest_worker: 1,
+}];
 /// The view and the SQL functions, replaced by every migration.
 const FUNCTIONS: &str = include_str!("../../../migrations/postgres/functions.sql");
 
 pub(super) const DEFAULT_SCHEMA: &str = "longshore";
 
-pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
-    let from = schema_version(tx).await?;
-    if from > SCHEMA_VERSION {
-        return Err(schema_too_new(from).into());
-    }
-    if from == SCHEMA_VERSION {
-        return Ok(Migrated { from, to: from });
+pub(super) const fn scripts(migrations: &'static [Migration]) -> Scripts {
+    Scripts { migrations, replaced: FUNCTIONS }
+}
+
+pub(super) async fn migrate(tx: &mut Tx<'_>, migrations: &'static [Migration]) -> Sql<Migrated> {
+    let scripts = scripts(migrations);
+    let to = scripts.version();
+    let from = scripts.version_of(&applied(tx).await?)?;
+    if from == to {
+        return Ok(Migrated { from, to });
     }
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
@@ -42,6 +39,46 @@ pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
         .bind(tx.fill("longshore.migrations"))
         .execute(&mut *tx.connection)
         .await?;
+    create_schema(tx).await?;
+    let from = scripts.version_of(&applied(tx).await?)?;
+    let excluded = scripts.excludes_workers(from);
+    if let Some(oldest) = excluded {
+        refuse_live_workers(tx, oldest).await?;
+    }
+    for migration in scripts.missing(from) {
+        sqlx::raw_sql(AssertSqlSafe(tx.fill(migration.script))).execute(&mut *tx.connection).await?;
+        const RECORD: &str = "
+            insert into longshore.migrations (version, oldest_worker, revision)
+            values ($1, $2, $3)";
+        sqlx::query(tx.sql(RECORD))
+            .bind(migration.version)
+            .bind(migration.oldest_worker)
+            .bind(scripts.revision())
+            .execute(&mut *tx.connection)
+            .await?;
+    }
+    sqlx::raw_sql(AssertSqlSafe(tx.fill(FUNCTIONS))).execute(&mut *tx.connection).await?;
+    if let Some(oldest) = excluded {
+        // Workers whose heartbeat is too old may still run. They must not claim any more.
+        const END: &str = "
+            update longshore.workers
+               set dead_at = longshore.clock()
+             where dead_at is null
+               and schema_version < $1";
+        sqlx::query(tx.sql(END)).bind(oldest).execute(&mut *tx.connection).await?;
+    }
+    transaction.commit().await?;
+    Ok(Migrated { from, to })
+}
+
+/// Creates the schema and the table of applied migrations.
+async fn create_schema(tx: &mut Tx<'_>) -> Sql<()> {
+    const CREATE_HISTORY: &str = "
+        create table if not exists longshore.migrations (
+            version          bigint primary key,
+            applied_at       timestamptz not null default now(),
+            oldest_worker    bigint not null,
+            revision         text not null)";
     // `create schema if not exists` would need a privilege on the database that a role
     // with a schema of its own may not have, even if the schema exists.
     let name = &tx.store.schema.name;
@@ -54,58 +91,43 @@ pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
             .execute(&mut *tx.connection)
             .await?;
     }
-    let history = tx.fill(
-        "create table if not exists longshore.migrations (
-             version bigint primary key,
-             applied_at timestamptz not null default now())",
-    );
-    sqlx::raw_sql(AssertSqlSafe(history)).execute(&mut *tx.connection).await?;
-    let from = schema_version(tx).await?;
-    if from > SCHEMA_VERSION {
-        return Err(schema_too_new(from).into());
-    }
-    if (1..OLDEST_WORKER).contains(&from) {
-        refuse_live_workers(tx).await?;
-    }
-    for (version, script) in MIGRATIONS.iter().filter(|(version, _)| *version > from) {
-        sqlx::raw_sql(AssertSqlSafe(tx.fill(script))).execute(&mut *tx.connection).await?;
-        sqlx::query(tx.sql("insert into longshore.migrations (version) values ($1)"))
-            .bind(version)
-            .execute(&mut *tx.connection)
-            .await?;
-    }
-    sqlx::raw_sql(AssertSqlSafe(tx.fill(FUNCTIONS))).execute(&mut *tx.connection).await?;
-    transaction.commit().await?;
-    Ok(Migrated { from, to: SCHEMA_VERSION })
+    sqlx::raw_sql(AssertSqlSafe(tx.fill(CREATE_HISTORY))).execute(&mut *tx.connection).await?;
+    Ok(())
 }
 
-/// Workers of an earlier version would ignore limits of groups or changes of flows. None can register before
-/// the transaction ends.
-async fn refuse_live_workers(tx: &mut Tx<'_>) -> Sql<()> {
+/// None can register before the transaction ends.
+async fn refuse_live_workers(tx: &mut Tx<'_>, oldest: i64) -> Sql<()> {
     const LOCK: &str = "
         lock table longshore.workers in share row exclusive mode";
     const LIVE: &str = "
         select name
           from longshore.workers
          where dead_at is null
+           and schema_version < $1
            and heartbeat_at > longshore.clock() - stale_after_ms * interval '1 millisecond'
          order by name";
     sqlx::query(tx.sql(LOCK)).execute(&mut *tx.connection).await?;
-    let live: Vec<String> = sqlx::query_scalar(tx.sql(LIVE)).fetch_all(&mut *tx.connection).await?;
-    if live.is_empty() { Ok(()) } else { Err(older_workers_live(&live).into()) }
+    let live: Vec<String> =
+        sqlx::query_scalar(tx.sql(LIVE)).bind(oldest).fetch_all(&mut *tx.connection).await?;
+    if live.is_empty() { Ok(()) } else { Err(older_workers_live(oldest, &live).into()) }
 }
 
-pub(super) async fn schema_version(tx: &mut Tx<'_>) -> Sql<i64> {
-    let table = tx.fill("longshore.migrations");
+/// The migrations of the tables, none if there are no tables.
+pub(super) async fn applied(tx: &mut Tx<'_>) -> Sql<Vec<Applied>> {
+    // As JSON, because early tables have no revision.
+    const APPLIED: &str = "
+        select version, to_jsonb(m) ->> 'revision'
+          from longshore.migrations m";
     let exists: bool = sqlx::query_scalar("select to_regclass($1) is not null")
-        .bind(table)
+        .bind(tx.fill("longshore.migrations"))
         .fetch_one(&mut *tx.connection)
         .await?;
     if !exists {
-        return Ok(0);
+        return Ok(Vec::new());
     }
-    let newest = tx.sql("select coalesce(max(version), 0) from longshore.migrations");
-    Ok(sqlx::query_scalar(newest).fetch_one(&mut *tx.connection).await?)
+    let rows: Vec<(i64, Option<String>)> =
+        sqlx::query_as(tx.sql(APPLIED)).fetch_all(&mut *tx.connection).await?;
+    Ok(rows.into_iter().map(|(version, revision)| Applied { version, revision }).collect())
 }
 
 pub(super) async fn now(tx: &mut Tx<'_>) -> Sql<DateTime<Utc>> {

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::{Fenced, Lease, NewFlow, PutFlow, SCHEMA_VERSION, Store, schema_too_new};
+use super::{Fenced, Lease, NewFlow, PutFlow, Store};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use migrate::{DEFAULT_SCHEMA, Schema};
@@ -193,10 +193,9 @@ impl PostgresStore {
             let durability = store.durability().await?;
             durability.risks.iter().for_each(|risk| tracing::warn!("{risk}"));
         }
-        match store.schema_version().await? {
-            found if found > SCHEMA_VERSION => Err(schema_too_new(found)),
-            _ => Ok(store),
-        }
+        let applied = store.run((), |tx, ()| Box::pin(migrate::applied(tx))).await?;
+        migrate::scripts(migrate::MIGRATIONS).version_of(&applied)?;
+        Ok(store)
     }
 
     /// The schema that holds the tables.

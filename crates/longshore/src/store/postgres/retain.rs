@@ -29,6 +29,36 @@ pub(super) async fn takes_turn(tx: &mut Tx<'_>, name: &str) -> Sql<bool> {
     Ok(sqlx::query(tx.sql(LOCK)).bind(name).fetch_optional(&mut *tx.connection).await?.is_some())
 }
 
+/// The table that `finished_ranges` describes.
+enum Ranges {
+    Known,
+    OfAnotherTable,
+}
+
+/// As [`takes_turn`] for `retain`. Also returns whether `finished_ranges` still describes this table: its numbers of
+/// blocks mean nothing in a copy of the database.
+async fn takes_turn_at_ranges(tx: &mut Tx<'_>) -> Sql<Option<Ranges>> {
+    const LOCK: &str = "
+        select storage is not distinct from longshore.storage_of_finished()
+          from longshore.upkeep
+         where name = 'retain'
+           for update skip locked";
+    let is_known: Option<bool> = sqlx::query_scalar(tx.sql(LOCK)).fetch_optional(&mut *tx.connection).await?;
+    Ok(is_known.map(|is_known| if is_known { Ranges::Known } else { Ranges::OfAnotherTable }))
+}
+
+/// Forgets all ranges, so that retention reads the whole table once.
+async fn forget_ranges(tx: &mut Tx<'_>) -> Sql<()> {
+    const FORGET: &str = "
+        with noted as (
+          update longshore.upkeep
+             set storage = longshore.storage_of_finished(), looked_at = null
+           where name = 'retain')
+        delete from longshore.finished_ranges";
+    sqlx::query(tx.sql(FORGET)).execute(&mut *tx.connection).await?;
+    Ok(())
+}
+
 /// The ranges in which a job may have expired. A job that ended after the range was read
 /// cannot have expired before the shortest retention time (`$1`) has passed.
 const DUE_RANGES: &str = "
@@ -189,8 +219,10 @@ pub(super) async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sq
     let times = [policy.succeeded, policy.cancelled, policy.failed_permanent].map(|time| time.map(millis));
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    if !takes_turn(tx, "retain").await? {
-        return Ok(retained);
+    match takes_turn_at_ranges(tx).await? {
+        None => return Ok(retained),
+        Some(Ranges::Known) => {}
+        Some(Ranges::OfAnotherTable) => forget_ranges(tx).await?,
     }
     let mut read = HashSet::new();
     'step: loop {

@@ -30,12 +30,17 @@ use crate::store::*;
 impl Store for PostgresStore {
     // ---- migrate ----------------------------------------------------------
 
-    async fn migrate(&self) -> Result<Migrated> {
-        self.run((), |tx, ()| Box::pin(migrate::migrate(tx))).await
+    fn migrations(&self) -> &'static [Migration] {
+        migrate::MIGRATIONS
+    }
+
+    async fn migrate(&self, migrations: &'static [Migration]) -> Result<Migrated> {
+        self.run(migrations, |tx, migrations| Box::pin(migrate::migrate(tx, migrations))).await
     }
 
     async fn schema_version(&self) -> Result<i64> {
-        self.run((), |tx, ()| Box::pin(migrate::schema_version(tx))).await
+        let applied = self.run((), |tx, ()| Box::pin(migrate::applied(tx))).await?;
+        Ok(applied.iter().map(|applied| applied.version).max().unwrap_or(0))
     }
 
     async fn now(&self) -> Result<DateTime<Utc>> {

@@ -31,7 +31,7 @@ pub(super) async fn register(tx: &mut Tx<'_>, worker: &NewWorker) -> Sql<()> {
         .bind(&worker.host)
         .bind(worker.pid.map(i64::from))
         .bind(&worker.version)
-        .bind(SCHEMA_VERSION as i32)
+        .bind(SCHEMA_VERSION)
         .execute(&mut *tx.connection)
         .await?;
     Ok(())

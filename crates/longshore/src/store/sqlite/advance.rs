@@ -58,7 +58,7 @@ pub(super) fn delete_links(tx: &Tx<'_>, id: JobId) -> Sql<()> {
 
 pub(super) fn pending(tx: &Tx<'_>) -> Sql<Pending> {
     const PENDING: &str = "
-        select exists (select 1 from events where fresh = 1),
+        select exists (select 1 from events where fresh),
                exists (select 1 from flow_changes),
                exists (select 1 from flows where cancelling_at < ?2)
                  or exists (
@@ -66,7 +66,7 @@ pub(super) fn pending(tx: &Tx<'_>) -> Sql<Pending> {
                         from flows
                        where deadline <= ?1
                          and ended_at is null
-                         and cancelled = 0),
+                         and not cancelled),
                exists (
                  select 1
                    from operations
@@ -362,10 +362,10 @@ fn follow_children(
         select flow
           from ready
          where id = ?1
-           and held = 1";
+           and held";
     const LINKS: &str = "
         select count(*) filter (where met is null),
-               count(*) filter (where met = 0)
+               count(*) filter (where not met)
           from links
          where child = ?1";
     // One parent whose end it needed otherwise.
@@ -376,7 +376,7 @@ fn follow_children(
           join jobs j on j.id = l.parent
           join finished f on f.id = l.parent
          where l.child = ?1
-           and l.met = 0
+           and not l.met
          order by l.parent
          limit 1";
     for child in children {
@@ -490,7 +490,7 @@ fn store_turns(
         values (?1, ?2, 'null')
             on conflict (name) do update
            set emitted_at = excluded.emitted_at,
-               fresh = 1";
+               fresh = true";
     let with_changes = with_changes(tx, flows)?;
     let now = tx.now()?;
     let mut parents = Vec::new();

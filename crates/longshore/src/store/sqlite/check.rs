@@ -64,8 +64,8 @@ macro_rules! journal_without_job {
 macro_rules! missed_delivery {
     () => {
         "s.event = e.name
-            and s.woken = 0
-            and e.fresh = 0
+            and not s.woken
+            and not e.fresh
             and e.emitted_at >= ?2
             and exists (select 1 from ready w where w.id = s.job and w.lease_no = s.lease_no)"
     };
@@ -168,7 +168,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
                s.lease_no
           from waits s
           join running r on r.id = s.job
-         where s.woken = 0
+         where not s.woken
            and s.lease_no >= r.lease_no
          limit ?1";
     const MISSED_DELIVERIES: &str = concat!(
@@ -391,7 +391,7 @@ pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
     const DROP_STEPS: &str = concat!("delete from steps as o where o.job = ?1 and ", journal_without_job!());
     const DROP_WAITS: &str = concat!("delete from waits as o where o.job = ?1 and ", journal_without_job!());
     const REDELIVER: &str = concat!(
-        "update events as e set fresh = 1 where e.name = ?1 and exists (select 1 from waits s where ",
+        "update events as e set fresh = true where e.name = ?1 and exists (select 1 from waits s where ",
         missed_delivery!(),
         ")"
     );

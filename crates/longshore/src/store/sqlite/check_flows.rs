@@ -11,9 +11,9 @@ macro_rules! unfollowed {
     () => {
         "(select flow,
                  count(*) filter (where succeeded is not null) as ended,
-                 count(*) filter (where job is not null and succeeded is null and counted = 0) as reopened,
-                 count(*) filter (where succeeded is not null and failure = 1) as failed,
-                 count(*) filter (where succeeded is null and failure = 1 and counted = 0) as retried
+                 count(*) filter (where job is not null and succeeded is null and not counted) as reopened,
+                 count(*) filter (where succeeded is not null and failure) as failed,
+                 count(*) filter (where succeeded is null and failure and not counted) as retried
             from flow_changes
            group by flow)"
     };
@@ -141,7 +141,7 @@ const CHECKS: &[(&str, Sentence)] = &[
     (
         "select w.id
            from ready w
-          where w.held = 1
+          where w.held
             and not exists (select 1 from links l where l.child = w.id and l.met is null)
             and not exists (
                 select 1
@@ -154,11 +154,11 @@ const CHECKS: &[(&str, Sentence)] = &[
     (
         "select f.id
            from finished f
-          where f.skipped = 1
+          where f.skipped
             and f.last_error <> 'the flow was cancelled'
             and (select min(l.met is true) from links l where l.child = f.id) = 1
             and not exists (select 1 from flow_changes c where c.flow = f.flow)
-            and not exists (select 1 from flows o where o.id = f.flow and o.cancelled = 1)
+            and not exists (select 1 from flows o where o.id = f.flow and o.cancelled)
           limit 100",
         |row| {
             Ok(format!("job {} was skipped, but all tasks that it needs ended as it requires", row.job(0)?))
@@ -168,7 +168,7 @@ const CHECKS: &[(&str, Sentence)] = &[
         "select w.id,
                 w.run_at
            from ready w
-          where w.held = 1
+          where w.held
             and w.run_at < 253402214400000000   -- the last day of the year 9999
           limit 100",
         |row| Ok(format!("job {} is held, but it is due at {}", row.job(0)?, instant(row.get(1)?))),

@@ -280,7 +280,7 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
 fn supersede(tx: &Tx<'_>, job: &ValidJob, owner: JobId) -> Sql<()> {
     const SUPERSEDE: &str = "
         update running
-           set superseded = 1
+           set superseded = true
          where id = ?1";
     const FREE: &str = "
         delete from keys

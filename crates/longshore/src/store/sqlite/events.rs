@@ -15,12 +15,12 @@ use crate::store::{Delivered, Emitted, EventRecord, RETENTION_DAYS};
 macro_rules! is_expired {
     () => {
         "(events.emitted_at < ?1
-           and events.fresh = 0
+           and not events.fresh
            and not exists (
                select 1
                  from waits
                 where waits.event = events.name
-                  and waits.woken = 1))"
+                  and waits.woken))"
     };
 }
 
@@ -37,7 +37,7 @@ pub(super) fn emit(tx: &Tx<'_>, name: &str, payload: &RawValue) -> Sql<Emitted> 
              on conflict (name) do update
             set emitted_at = excluded.emitted_at,
                 payload = excluded.payload,
-                fresh = 1
+                fresh = true
           where ",
         is_expired!()
     );
@@ -98,7 +98,7 @@ pub(super) fn has_fresh(tx: &Tx<'_>) -> Sql<bool> {
     const FRESH: &str = "
         select 1
           from events
-         where fresh = 1
+         where fresh
          limit 1";
     Ok(tx.row(FRESH, [], |_| Ok(()))?.is_some())
 }
@@ -107,7 +107,7 @@ pub(super) fn deliver(tx: &Tx<'_>, limit: u32) -> Sql<Delivered> {
     const FRESH: &str = "
         select name
           from events
-         where fresh = 1
+         where fresh
          order by emitted_at
          limit 100";
     const PENDING: &str = "
@@ -115,17 +115,17 @@ pub(super) fn deliver(tx: &Tx<'_>, limit: u32) -> Sql<Delivered> {
                lease_no
           from waits
          where event = ?1
-           and woken = 0
+           and not woken
          order by job
          limit ?2";
     const WOKEN: &str = "
         update waits
-           set woken = 1
+           set woken = true
          where event = ?1
            and job = ?2";
     const DELIVERED: &str = "
         update events
-           set fresh = 0
+           set fresh = false
          where name = ?1";
     let names: Vec<String> = tx.rows(FRESH, [], |row| row.get(0))?;
     let mut queues = Vec::new();

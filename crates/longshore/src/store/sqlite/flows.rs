@@ -128,9 +128,9 @@ pub(super) fn add_members(
 pub(super) fn seal_flow(tx: &Tx<'_>, flow: FlowId) -> Sql<bool> {
     const SEAL: &str = "
         update flows
-           set sealed = 1
+           set sealed = true
          where id = ?1
-           and sealed = 0";
+           and not sealed";
     // The change that makes `advance` look at the flow: it may have ended.
     const NOTE: &str = "
         insert into flow_changes (flow)
@@ -368,7 +368,7 @@ pub(super) fn awaited_flow(tx: &Tx<'_>, id: JobId) -> Sql<Option<FlowId>> {
           from waits
          where job = ?1
            and event = ?2
-           and woken = 0
+           and not woken
          limit 1";
     let params = params![id.0.as_bytes(), flow_event(FlowId(id.0))];
     tx.row(AWAITED_FLOW, params, |row| row.uuid(0).map(FlowId))

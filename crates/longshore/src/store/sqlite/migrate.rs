@@ -4,75 +4,90 @@ use chrono::{DateTime, Utc};
 use rusqlite::params;
 
 use super::tx::{Sql, Tx, host_clock, instant};
-use crate::store::{Migrated, OLDEST_WORKER, SCHEMA_VERSION, older_workers_live, schema_too_new};
+use crate::store::{Applied, Migrated, Migration, Scripts, older_workers_live};
 
-const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
-    (1, include_str!("../../../migrations/sqlite/0001_queue.sql")),
-    (2, include_str!("../../../migrations/sqlite/0002_server.sql")),
-    (3, include_str!("../../../migrations/sqlite/0003_hardening.sql")),
-    (4, include_str!("../../../migrations/sqlite/0004_first_run.sql")),
-    (5, include_str!("../../../migrations/sqlite/0005_steps.sql")),
-    (6, include_str!("../../../migrations/sqlite/0006_flow_control.sql")),
-    (7, include_str!("../../../migrations/sqlite/0007_flow_returns.sql")),
-    (8, include_str!("../../../migrations/sqlite/0008_dashboard.sql")),
-    (9, include_str!("../../../migrations/sqlite/0009_tokens_have_limits.sql")),
-];
+pub(super) const MIGRATIONS: &[Migration] = &[Migration {
+    version: 1,
+    script: include_str!("../../../migrations/sqlite/0001_initial.sql"),
+    oldest_worker: 1,
+}];
 /// The view, replaced by every migration.
 const VIEWS: &str = include_str!("../../../migrations/sqlite/views.sql");
 
+pub(super) const fn scripts(migrations: &'static [Migration]) -> Scripts {
+    Scripts { migrations, replaced: VIEWS }
+}
+
 /// Runs the missing migrations, in the caller's transaction.
-pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
+pub(super) fn migrate(tx: &Tx<'_>, migrations: &'static [Migration]) -> Sql<Migrated> {
     const CREATE_HISTORY: &str = "
         create table if not exists migrations (
             version          integer primary key,
-            applied_at       integer not null
+            applied_at       integer not null,
+            oldest_worker    integer not null,
+            revision         text not null
         ) strict";
     const RECORD: &str = "
-        insert into migrations (version, applied_at)
-        values (?1, ?2)";
-    let from = schema_version(tx)?;
-    if from > SCHEMA_VERSION {
-        return Err(schema_too_new(from).into());
+        insert into migrations (version, applied_at, oldest_worker, revision)
+        values (?1, ?2, ?3, ?4)";
+    let scripts = scripts(migrations);
+    let to = scripts.version();
+    let from = scripts.version_of(&applied(tx)?)?;
+    if from == to {
+        return Ok(Migrated { from, to });
     }
     tx.conn.execute_batch(CREATE_HISTORY)?;
-    if (1..OLDEST_WORKER).contains(&from) {
-        refuse_live_workers(tx)?;
+    let excluded = scripts.excludes_workers(from);
+    if let Some(oldest) = excluded {
+        refuse_live_workers(tx, oldest)?;
     }
-    for (version, script) in MIGRATIONS {
-        if version > from {
-            tx.conn.execute_batch(script)?;
-            tx.execute(RECORD, params![version, host_clock()])?;
-        }
+    for migration in scripts.missing(from) {
+        tx.conn.execute_batch(migration.script)?;
+        let Migration { version, oldest_worker, .. } = migration;
+        tx.execute(RECORD, params![version, host_clock(), oldest_worker, scripts.revision()])?;
     }
     tx.conn.execute_batch(VIEWS)?;
-    Ok(Migrated { from, to: SCHEMA_VERSION })
+    if let Some(oldest) = excluded {
+        // Workers whose heartbeat is too old may still run. They must not claim any more.
+        const END: &str = "
+            update workers
+               set dead_at = ?1
+             where dead_at is null
+               and schema_version < ?2";
+        tx.execute(END, [tx.now()?, oldest])?;
+    }
+    Ok(Migrated { from, to })
 }
 
-/// Workers of an earlier version would ignore limits of groups or changes of flows.
-fn refuse_live_workers(tx: &Tx<'_>) -> Sql<()> {
+fn refuse_live_workers(tx: &Tx<'_>, oldest: i64) -> Sql<()> {
     const LIVE: &str = "
         select name
           from workers
          where dead_at is null
+           and schema_version < ?2
            and heartbeat_at > ?1 - stale_after_ms * 1000
          order by name";
-    let live: Vec<String> = tx.rows(LIVE, [tx.now()?], |row| row.get(0))?;
-    if live.is_empty() { Ok(()) } else { Err(older_workers_live(&live).into()) }
+    let live: Vec<String> = tx.rows(LIVE, [tx.now()?, oldest], |row| row.get(0))?;
+    if live.is_empty() { Ok(()) } else { Err(older_workers_live(oldest, &live).into()) }
 }
 
-pub(super) fn schema_version(tx: &Tx<'_>) -> Sql<i64> {
+/// The migrations of the tables, none if there are no tables.
+pub(super) fn applied(tx: &Tx<'_>) -> Sql<Vec<Applied>> {
     const HAS_HISTORY: &str = "
         select 1
           from sqlite_master
          where type = 'table'
            and name = 'migrations'";
-    const NEWEST: &str = "
-        select coalesce(max(version), 0)
+    const APPLIED: &str = "
+        select *
           from migrations";
     if tx.row(HAS_HISTORY, [], |_| Ok(()))?.is_none() {
-        return Ok(0);
+        return Ok(Vec::new());
     }
-    Ok(tx.row(NEWEST, [], |row| row.get(0))?.unwrap_or(0))
+    tx.rows(APPLIED, [], |row| {
+        // Early tables have no revision.
+        Ok(Applied { version: row.get("version")?, revision: row.get("revision").ok() })
+    })
 }
 
 pub(super) fn now(tx: &Tx<'_>) -> Sql<DateTime<Utc>> {

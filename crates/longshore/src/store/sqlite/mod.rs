@@ -24,7 +24,7 @@ use std::path::PathBuf;
 
 use rusqlite::Connection;
 
-use super::{NewFlow, PutFlow, SCHEMA_VERSION, Store, schema_too_new};
+use super::{NewFlow, PutFlow, Store};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use engine::{Engine, Location};
@@ -78,7 +78,7 @@ const OLDEST_SQLITE: i32 = 3_051_003;
 ///
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 /// let store = SqliteStore::open("sqlite::memory:").await?;
-/// store.migrate().await?;
+/// store.migrate(store.migrations()).await?;
 /// let job = NewJob::new("greet", "Ada").validate()?;
 /// store.enqueue(std::slice::from_ref(&job), KeyWait::Long).await?;
 /// assert!(store.get(job.id()).await?.is_some());
@@ -101,10 +101,9 @@ impl SqliteStore {
             )));
         }
         let store = SqliteStore { engine: Engine::open(location(url)?).await? };
-        match store.schema_version().await? {
-            found if found > SCHEMA_VERSION => Err(schema_too_new(found)),
-            _ => Ok(store),
-        }
+        let applied = store.engine.read(migrate::applied).await?;
+        migrate::scripts(migrate::MIGRATIONS).version_of(&applied)?;
+        Ok(store)
     }
 }
 

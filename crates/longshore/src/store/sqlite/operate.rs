@@ -260,7 +260,7 @@ fn was_ready(row: &Row<'_>) -> rusqlite::Result<WasReady> {
 fn request_cancel(tx: &Tx<'_>, id: JobId, seen: &Running) -> Sql<Operated> {
     const REQUEST: &str = "
         update running
-           set cancel_requested = 1
+           set cancel_requested = true
          where id = ?1
            and lease_no = ?2";
     let updated = tx.execute(REQUEST, params![id.0.as_bytes(), seen.lease_no])?;

@@ -17,12 +17,12 @@ pub(super) const WALK_CUT_OFF: i64 = 10_000_000;
 pub(super) fn flag_cancelled(tx: &Tx<'_>, flow: FlowId) -> Sql<bool> {
     const FLAG: &str = "
         update flows
-           set cancelled = 1,
+           set cancelled = true,
                cancelling_at = ?2,
-               sealed = 1
+               sealed = true
          where id = ?1
            and ended_at is null
-           and cancelled = 0";
+           and not cancelled";
     Ok(tx.execute(FLAG, params![flow.0.as_bytes(), tx.now()?])? > 0)
 }
 
@@ -46,9 +46,9 @@ pub(super) fn cancel_members(
 ) -> Sql<CancelledMembers> {
     const REQUEST_STOP: &str = "
         update running
-           set cancel_requested = 1
+           set cancel_requested = true
          where id = ?1
-           and cancel_requested = 0
+           and not cancel_requested
         returning worker";
     const CONTINUE_WALK: &str = "
         update flows
@@ -68,7 +68,7 @@ pub(super) fn cancel_members(
         select 1
           from flows
          where id = ?1
-           and cancelled = 1";
+           and cancelled";
     if tx.row(CANCELLED, [flow.0.as_bytes()], |_| Ok(()))?.is_none() {
         return Ok(CancelledMembers::default());
     }
@@ -100,7 +100,7 @@ pub(super) fn flows_to_cancel(tx: &Tx<'_>, limit: u32) -> Sql<Vec<FlowId>> {
           from flows
          where deadline <= ?1
            and ended_at is null
-           and cancelled = 0
+           and not cancelled
          limit ?2";
     let now = tx.now()?;
     tx.rows(TO_CANCEL, params![now, limit, now - WALK_CUT_OFF], |row| row.uuid(0).map(FlowId))
@@ -129,7 +129,7 @@ pub(super) fn retry_members(
                    join finished f on f.id = c.job
                   where c.flow = w.id
                     and f.outcome <> 'succeeded'
-                    and (f.finished_at <= ?2 or f.skipped = 1))
+                    and (f.finished_at <= ?2 or f.skipped))
           from flows w
          where w.id = ?1";
     // A flow that is retried is no longer cancelled and has not ended.
@@ -137,7 +137,7 @@ pub(super) fn retry_members(
         update flows
            set open = open + ?2,
                failed = failed - ?3,
-               cancelled = 0,
+               cancelled = false,
                cancelling_at = null,
                deadline = case when deadline > ?4 then deadline end,
                ended_at = null

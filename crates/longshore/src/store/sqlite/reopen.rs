@@ -23,7 +23,7 @@ pub(super) fn candidates(tx: &Tx<'_>, ids: &[JobId], before: DateTime<Utc>) -> S
           from finished
          where id = ?1
            and outcome <> 'succeeded'
-           and (finished_at <= ?2 or skipped = 1)
+           and (finished_at <= ?2 or skipped)
            and flow is not null
            and not exists (
                  select 1
@@ -136,7 +136,7 @@ pub(super) fn bring_back(
         select flow
           from finished
          where id = ?1
-           and skipped = 1";
+           and skipped";
     let (mut reopened, mut flows) = (Vec::new(), Vec::new());
     for child in children {
         let Some(flow) = tx.row(SKIPPED, [child.0.as_bytes()], |row| row.flow(0))? else { continue };

@@ -230,7 +230,7 @@ fn kept_by_flow(tx: &Tx<'_>, id: JobId, outcome: Outcome, policy: &Retention) ->
         select w.ended_at,
                w.failed,
                w.cancelled,
-               w.owned = 1
+               w.owned
                  and exists (select 1 from jobs j where j.id = w.id),
                exists (select 1 from links l where l.child = ?1)
                  or exists (select 1 from links l where l.parent = ?1)

@@ -27,17 +27,23 @@ use crate::store::*;
 impl Store for SqliteStore {
     // ---- migrate ----------------------------------------------------------
 
-    async fn migrate(&self) -> Result<Migrated> {
+    fn migrations(&self) -> &'static [Migration] {
+        migrate::MIGRATIONS
+    }
+
+    async fn migrate(&self, migrations: &'static [Migration]) -> Result<Migrated> {
         // Most calls find nothing to do and need not wait for the writing thread.
-        let found = self.schema_version().await?;
-        if found == SCHEMA_VERSION {
-            return Ok(Migrated { from: found, to: found });
+        let scripts = migrate::scripts(migrations);
+        let from = scripts.version_of(&self.engine.read(migrate::applied).await?)?;
+        if from == scripts.version() {
+            return Ok(Migrated { from, to: from });
         }
-        self.engine.write(migrate::migrate).await
+        self.engine.write(move |tx| migrate::migrate(tx, migrations)).await
     }
 
     async fn schema_version(&self) -> Result<i64> {
-        self.engine.read(migrate::schema_version).await
+        let applied = self.engine.read(migrate::applied).await?;
+        Ok(applied.iter().map(|applied| applied.version).max().unwrap_or(0))
     }
 
     async fn now(&self) -> Result<DateTime<Utc>> {

@@ -34,7 +34,7 @@ impl Folder {
 
     async fn store(&self) -> SqliteStore {
         let store = SqliteStore::open(&self.url()).await.unwrap();
-        store.migrate().await.unwrap();
+        store.migrate(store.migrations()).await.unwrap();
         store
     }
 }
@@ -47,7 +47,7 @@ impl Drop for Folder {
 
 async fn memory() -> SqliteStore {
     let store = SqliteStore::open("sqlite::memory:").await.unwrap();
-    store.migrate().await.unwrap();
+    store.migrate(store.migrations()).await.unwrap();
     store
 }
 

@@ -124,7 +124,7 @@ pub(super) fn cancels(tx: &Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
                lease_no
           from running
          where worker = ?1
-           and cancel_requested = 1
+           and cancel_requested
          order by id";
     tx.rows(CANCELS, [worker.0.as_bytes()], |row| {
         Ok(Lease { id: row.job(0)?, lease_no: row.get(1)?, worker })
