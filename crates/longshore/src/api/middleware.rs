@@ -344,20 +344,27 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_answered_with_the_request_id_and_without_its_message() {
         let rules = RequestLayer::new(None, Duration::from_secs(60), BodyLimits::default());
-        let router = Router::new().route("/crane", get(panicking)).layer(rules);
-        let request = Request::get("/crane").header(REQUEST_ID, "req-7").body(Body::empty()).unwrap();
-        let response = router.clone().oneshot(request).await.unwrap();
-        assert_eq!(
-            (response.status().as_u16(), &response.headers()[REQUEST_ID]),
-            (500, &"req-7".parse().unwrap())
-        );
-        let cause = response.extensions().get::<Cause>().unwrap().to_string();
-        assert!(cause.contains("the crane fell over"), "{cause}");
-        let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
-        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(body["error"], "internal");
-        let message = body["message"].as_str().unwrap();
-        assert!(message.contains("req-7") && !message.contains("crane"), "{message}");
+        // Panics before there is a future, as a layer or a service may.
+        let service = tower::service_fn(|_: Request| -> std::future::Ready<Result<Response, Infallible>> {
+            panic!("the crane fell over")
+        });
+        let router = Router::new().route("/crane", get(panicking)).route_service("/service", service);
+        let router = router.layer(rules);
+        for path in ["/crane", "/service"] {
+            let request = Request::get(path).header(REQUEST_ID, "req-7").body(Body::empty()).unwrap();
+            let response = router.clone().oneshot(request).await.unwrap();
+            assert_eq!(
+                (response.status().as_u16(), &response.headers()[REQUEST_ID]),
+                (500, &"req-7".parse().unwrap())
+            );
+            let cause = response.extensions().get::<Cause>().unwrap().to_string();
+            assert!(cause.contains("the crane fell over"), "{cause}");
+            let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body["error"], "internal");
+            let message = body["message"].as_str().unwrap();
+            assert!(message.contains("req-7") && !message.contains("crane"), "{message}");
+        }
         // An id that cannot be used is replaced.
         let request = Request::get("/crane").header(REQUEST_ID, "a b").body(Body::empty()).unwrap();
         let response = router.oneshot(request).await.unwrap();
