@@ -379,7 +379,10 @@ export class Longshore {
     }
   }
 
-  /** Lets a flow end that was started with `open()`. */
+  /**
+   * Lets a flow end that was started with `open()`. With a token without the scope `read`, the result has only `id` and
+   * `status`.
+   */
   async sealFlow(id: string): Promise<FlowInfo> {
     return this.#change<Schemas["Flow"]>(`/flows/${encodeURIComponent(id)}/seal`);
   }

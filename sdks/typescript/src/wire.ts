@@ -1728,8 +1728,8 @@ export interface components {
         };
         /** @description What a token without the scope `read` gets instead of a flow that existed before. */
         FlowReference: {
-            /** @description What the request did. */
-            enqueued_as: components["schemas"]["EnqueuedAs"];
+            /** @description What the request did. Absent if it did not enqueue a flow. */
+            enqueued_as?: components["schemas"]["EnqueuedAs"];
             /** Format: uuid */
             id: string;
             status: components["schemas"]["FlowStatus"];
@@ -4420,7 +4420,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Flow"];
+                    "application/json": components["schemas"]["ReturnedFlow"];
                 };
             };
             /** @description There is no such flow. */
@@ -4529,7 +4529,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Flow"];
+                    "application/json": components["schemas"]["ReturnedFlow"];
                 };
             };
             /** @description There is no such flow. */

@@ -346,7 +346,7 @@ pub(super) async fn tasks(
         ] }),
     ),
     responses(
-        (status = 200, description = "The flow after the change.", body = FlowSchema),
+        (status = 200, description = "The flow after the change.", body = ReturnedFlow),
         (status = 404, description = "There is no such flow.", body = ProblemBody),
         (status = 409, description = "The flow is sealed or was cancelled.", body = ProblemBody),
         (status = 413, description = "Too many bytes or too many jobs, or a payload is too large.", body = ProblemBody),
@@ -359,7 +359,7 @@ pub(super) async fn add(
     FlowIdPath(id): FlowIdPath,
     JobHeaders { idempotency_key, trace }: JobHeaders,
     request: Request,
-) -> ApiResult<Json<FlowRecord>> {
+) -> ApiResult<Json<ReturnedFlow>> {
     expect_content_type(request.headers(), &["application/json"])?;
     let bytes = read_body(request, MAX_BATCH_BODY).await?;
     // A part belongs to a flow, and its id depends on the whole request. So one namespace is enough for all limited tokens.
@@ -379,7 +379,7 @@ pub(super) async fn add(
         server.limiter.check_depth(&server.client, job.queue()).await?;
     }
     server.client.add_members(id, part, &members).instrument(span).await?;
-    Ok(Json(server.client.flow(id).await?))
+    ReturnedFlow::changed(&server, &caller, id).await.map(Json)
 }
 
 /// The id of a part that has a key: the same whenever the request is repeated.
@@ -405,7 +405,7 @@ fn part_id(namespace: &str, key: &str, body: &[u8]) -> Uuid {
     tag = "flows",
     params(("id" = Uuid, Path, description = "The id of a flow, as `POST /flows` and `GET /flows` return it.")),
     responses(
-        (status = 200, description = "The flow after the change.", body = FlowSchema),
+        (status = 200, description = "The flow after the change.", body = ReturnedFlow),
         (status = 404, description = "There is no such flow.", body = ProblemBody),
     ),
 )]
@@ -413,10 +413,10 @@ pub(super) async fn seal(
     State(server): State<Server>,
     caller: Caller,
     FlowIdPath(id): FlowIdPath,
-) -> ApiResult<Json<FlowRecord>> {
+) -> ApiResult<Json<ReturnedFlow>> {
     find(&server, &caller, id).await?;
     server.client.seal_flow(id).await?;
-    Ok(Json(server.client.flow(id).await?))
+    ReturnedFlow::changed(&server, &caller, id).await.map(Json)
 }
 
 /// The result of cancelling a flow.

@@ -12,7 +12,7 @@ use super::auth::Caller;
 use super::problem::ApiResult;
 use super::schemas::{EnqueuedAsSchema, FlowSchema, FlowStatusSchema, JobSchema, StatusSchema};
 use crate::enqueue::EnqueuedAs;
-use crate::job::{JobId, JobRecord, Status};
+use crate::job::{FlowId, JobId, JobRecord, Status};
 use crate::store::{FlowRecord, FlowStatus, Scope};
 
 /// A job, as far as the caller may see it.
@@ -51,9 +51,10 @@ pub(super) struct FlowReference {
     id: Uuid,
     #[schema(value_type = FlowStatusSchema)]
     status: FlowStatus,
-    /// What the request did.
-    #[schema(value_type = EnqueuedAsSchema)]
-    enqueued_as: EnqueuedAs,
+    /// What the request did. Absent if it did not enqueue a flow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, value_type = Option<EnqueuedAsSchema>)]
+    enqueued_as: Option<EnqueuedAs>,
 }
 
 impl ReturnedJob {
@@ -81,7 +82,19 @@ impl ReturnedJob {
 impl ReturnedFlow {
     /// A flow that the call has enqueued.
     pub(super) fn enqueued(caller: &Caller, flow: FlowRecord, enqueued_as: EnqueuedAs) -> Self {
-        if enqueued_as == EnqueuedAs::Created || may_read(caller) {
+        match enqueued_as {
+            EnqueuedAs::Created => ReturnedFlow::Whole(Box::new(flow)),
+            EnqueuedAs::Existing | EnqueuedAs::Replaced => ReturnedFlow::of(caller, flow, Some(enqueued_as)),
+        }
+    }
+
+    /// A flow that the call has changed.
+    pub(super) async fn changed(server: &Server, caller: &Caller, id: FlowId) -> ApiResult<Self> {
+        Ok(ReturnedFlow::of(caller, server.client.flow(id).await?, None))
+    }
+
+    fn of(caller: &Caller, flow: FlowRecord, enqueued_as: Option<EnqueuedAs>) -> Self {
+        if may_read(caller) {
             return ReturnedFlow::Whole(Box::new(flow));
         }
         ReturnedFlow::Reference(FlowReference { id: flow.id.0, status: flow.status, enqueued_as })

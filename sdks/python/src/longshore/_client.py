@@ -179,6 +179,10 @@ class Client:
         return await self.send(operations.flow_tasks(id, cursor))
 
     async def add_to_flow(self, id: JobId, jobs: Iterable[NewJob]) -> _wire.Flow:
+        """Adds jobs to a flow that is not sealed.
+
+        With a token without the scope `read`, the result has only `id` and `status`. The same holds for `seal_flow`.
+        """
         return await self.send(operations.add_to_flow(id, jobs))
 
     async def seal_flow(self, id: JobId) -> _wire.Flow:

@@ -250,12 +250,15 @@ class FlowLink(TypedDict):
     task: Union[str, None]
 
 
-class FlowReference(TypedDict):
+class _FlowReferenceRequired(TypedDict):
+    id: str
+    status: FlowStatus
+
+
+class FlowReference(_FlowReferenceRequired, total=False):
     """What a token without the scope `read` gets instead of a flow that existed before."""
 
     enqueued_as: EnqueuedAs
-    id: str
-    status: FlowStatus
 
 
 class FlowTask(TypedDict):

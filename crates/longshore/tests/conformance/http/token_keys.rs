@@ -337,6 +337,18 @@ async fn a_token_that_may_only_enqueue_does_not_read_an_existing_flow_or_event(f
     assert_eq!(existing, json!({ "id": created["id"], "status": "running", "enqueued_as": "existing" }));
     let reader = producer(&http, &fixture, None).await;
     assert_eq!(reader.post("/flows", &flow(&["mail"])).await.expect_status(200).json(), created);
+    // Nor when it adds jobs or seals it.
+    let mut growing = flow(&["mail"]);
+    (growing["idempotency_key"], growing["sealed"]) = (json!("secret-key"), json!(false));
+    let growing = reader.post("/flows", &growing).await.expect_status(201).json();
+    let path = format!("/flows/{}", growing["id"].as_str().expect("an id"));
+    let part = json!({ "jobs": [{ "kind": "greet", "payload": 1, "queue": "mail" }] });
+    let expected = json!({ "id": growing["id"], "status": "running" });
+    assert_eq!(enqueuer.post(&format!("{path}/jobs"), &part).await.expect_status(200).json(), expected);
+    assert_eq!(reader.post(&format!("{path}/jobs"), &part).await.expect_status(200).json()["members"], 3);
+    let seal = format!("{path}/seal");
+    assert_eq!(enqueuer.send("POST", &seal, &[], "").await.expect_status(200).json(), expected);
+    assert_eq!(reader.send("POST", &seal, &[], "").await.expect_status(200).json()["sealed"], true);
 
     let event = |payload: &str| json!({ "name": "approved", "payload": payload });
     reader.post("/events", &event("secret")).await.expect_status(201);
