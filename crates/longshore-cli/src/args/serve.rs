@@ -117,8 +117,8 @@ pub(crate) struct Listen {
           env = "LONGSHORE_BODY_TIMEOUT")]
     pub(crate) body_timeout: Duration,
 
-    /// How many bytes of request bodies the server keeps at once. With more, the request whose body has taken
-    /// the longest gets status 408
+    /// How many bytes of request bodies over 64 KiB the server keeps at once. A request above that gets status 503
+    /// before its body is read
     #[arg(long, value_name = "BYTES", default_value_t = 256 * 1024 * 1024, env = "LONGSHORE_MAX_BODY_BYTES")]
     pub(crate) max_body_bytes: usize,
 

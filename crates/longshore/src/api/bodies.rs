@@ -6,7 +6,7 @@
 //! server closed the connection earlier, they would report a broken connection instead.
 
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use axum::extract::{ConnectInfo, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
+use memmap2::MmapMut;
 use tokio::sync::Notify;
 
 use super::connections::{ClientKey, Connection, longest_waiting};
@@ -24,8 +25,7 @@ use super::refusals::{self, Refusal};
 
 /// How many bytes of a refused body are read, in addition to those that its route accepts.
 const MAX_DISCARDED: usize = 16 * 1024 * 1024;
-/// A body up to this size is never refused in favour of others. If it arrives together with its headers, it is not
-/// counted.
+/// A body up to this size is not counted. The number of connections limits how many of them there are.
 const MAX_UNCOUNTED: usize = 64 * 1024;
 
 /// Limits on the bodies of requests. A small body that arrives together with its headers, as
@@ -38,9 +38,13 @@ pub struct BodyLimits {
     /// The rate in bytes per second that a body must have after `timeout`; 64 KiB by
     /// default.
     pub min_rate: u32,
-    /// How many bytes of bodies the server keeps at once, until they are parsed; 256 MiB by default. If
-    /// there are more, a request gets the status 408: of the client address with the most
-    /// bytes, the one whose body has taken the longest.
+    /// How many bytes of bodies larger than 64 KiB the server keeps at once, until they are parsed; 256 MiB by
+    /// default. A body counts with the length in its headers, from its first byte. If the headers do not have the length,
+    /// it counts with the largest length that the route accepts.
+    ///
+    /// A request above the limit gets the status 503 before its body is read. If another client address has more bytes, or
+    /// if a body of the same address has taken longer than `timeout`, the body that has taken the longest is stopped
+    /// instead; its request gets the status 408.
     pub in_total: usize,
 }
 
@@ -50,28 +54,21 @@ impl Default for BodyLimits {
     }
 }
 
-/// The bodies that the server keeps.
+/// The large bodies that the server keeps.
 #[derive(Debug)]
 pub(super) struct Bodies {
     limits: BodyLimits,
-    kept: Mutex<Kept>,
-}
-
-#[derive(Debug, Default)]
-struct Kept {
-    /// The bytes of all of them.
-    bytes: usize,
-    /// Those that are not complete.
-    arriving: Vec<Arc<Arriving>>,
+    kept: Mutex<Vec<Arc<LargeBody>>>,
 }
 
 #[derive(Debug)]
-struct Arriving {
+struct LargeBody {
     /// `None` if the server does not know its clients' addresses.
     client: Option<ClientKey>,
     since: Instant,
-    /// How many of [`Kept::bytes`] are its own.
-    bytes: AtomicUsize,
+    length: usize,
+    /// A complete body makes no room for others.
+    is_complete: AtomicBool,
     /// Notified if the body must make room for others.
     stop: Notify,
 }
@@ -81,66 +78,99 @@ impl Bodies {
         Arc::new(Bodies { limits, kept: Mutex::default() })
     }
 
-    fn begin(self: &Arc<Self>, client: Option<ClientKey>) -> Slot {
-        let (bytes, stop) = (AtomicUsize::new(0), Notify::new());
-        let body = Arc::new(Arriving { client, since: Instant::now(), bytes, stop });
-        self.kept().arriving.push(body.clone());
-        Slot { bodies: self.clone(), body }
+    /// Counts a body of this length before it is read, and stops others if it may replace them. Returns `None` if the
+    /// body must not be read.
+    fn admit(self: &Arc<Self>, client: Option<ClientKey>, length: usize) -> Option<Slot> {
+        let body = Arc::new(LargeBody {
+            client,
+            since: Instant::now(),
+            length,
+            is_complete: AtomicBool::new(false),
+            stop: Notify::new(),
+        });
+        let mut kept = self.kept();
+        kept.push(body.clone());
+        while kept.iter().map(|body| body.length).sum::<usize>() > self.limits.in_total {
+            let arriving =
+                kept.iter().enumerate().filter(|(_, body)| !body.is_complete.load(Ordering::Relaxed));
+            let longest =
+                longest_waiting(arriving.map(|(i, body)| (body.client, body.length, body.since, i)))?;
+            let stopped = &kept[longest];
+            // To refuse a new body costs less than to read it, and the others of its client may complete soon.
+            if stopped.client == client && stopped.since.elapsed() <= self.limits.timeout {
+                kept.pop();
+                return None;
+            }
+            // Its memory is freed as soon as its request is polled.
+            kept.remove(longest).stop.notify_one();
+        }
+        drop(kept);
+        Some(Slot { bodies: self.clone(), body })
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, Vec<Arc<LargeBody>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The place of a body among those that the server keeps.
+/// The place of a large body among those that the server keeps.
 struct Slot {
     bodies: Arc<Bodies>,
-    body: Arc<Arriving>,
-}
-
-impl Slot {
-    /// Counts bytes that have arrived. Stops a body if there are too many.
-    fn add(&self, bytes: usize) {
-        let mut kept = self.bodies.kept();
-        self.body.bytes.fetch_add(bytes, Ordering::Relaxed);
-        kept.bytes += bytes;
-        while kept.bytes > self.bodies.limits.in_total {
-            let arriving = kept.arriving.iter().enumerate();
-            let weighed =
-                arriving.map(|(i, body)| (body.client, body.bytes.load(Ordering::Relaxed), body.since, i));
-            let weighed = weighed.filter(|(_, bytes, _, _)| *bytes > MAX_UNCOUNTED);
-            let Some(excess) = longest_waiting(weighed) else { return };
-            let excess = kept.arriving.swap_remove(excess);
-            // The memory is freed as soon as its request is polled.
-            kept.bytes -= excess.bytes.swap(0, Ordering::Relaxed);
-            excess.stop.notify_one();
-        }
-    }
-
-    /// Notes that the body is complete, so that it is no longer stopped.
-    fn complete(&self) {
-        self.bodies.kept().arriving.retain(|body| !Arc::ptr_eq(body, &self.body));
-    }
+    body: Arc<LargeBody>,
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.complete();
-        let mut kept = self.bodies.kept();
-        kept.bytes -= self.body.bytes.swap(0, Ordering::Relaxed);
+        self.bodies.kept().retain(|body| !Arc::ptr_eq(body, &self.body));
     }
 }
 
-/// A complete body. It is counted until it is dropped.
-struct Complete {
-    bytes: Vec<u8>,
-    _slot: Slot,
+/// What has arrived of a body.
+enum Received {
+    Small(Vec<u8>),
+    /// Memory of its own for as many bytes as the body may have. It takes no space before the bytes arrive, is not copied
+    /// when more arrive, and goes back to the system when it is dropped. The allocator would keep much of it.
+    Large {
+        memory: MmapMut,
+        received: usize,
+        slot: Slot,
+    },
 }
 
-impl AsRef<[u8]> for Complete {
+impl Received {
+    fn push(&mut self, data: &[u8]) {
+        match self {
+            Received::Small(bytes) => bytes.extend_from_slice(data),
+            Received::Large { memory, received, .. } => {
+                memory[*received..*received + data.len()].copy_from_slice(data);
+                *received += data.len();
+            }
+        }
+    }
+
+    /// Waits until the body must make room for others.
+    async fn stopped(&self) {
+        match self {
+            Received::Small(_) => std::future::pending().await,
+            Received::Large { slot, .. } => slot.body.stop.notified().await,
+        }
+    }
+
+    /// The complete body. It is counted until it is dropped.
+    fn complete(self) -> Bytes {
+        if let Received::Large { slot, .. } = &self {
+            slot.body.is_complete.store(true, Ordering::Relaxed);
+        }
+        Bytes::from_owner(self)
+    }
+}
+
+impl AsRef<[u8]> for Received {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        match self {
+            Received::Small(bytes) => bytes,
+            Received::Large { memory, received, .. } => &memory[..*received],
+        }
     }
 }
 
@@ -168,35 +198,52 @@ impl BodyReceiver {
         self.received
     }
 
+    /// The largest body that can be received, of a route that accepts `limit` bytes.
+    pub(super) fn largest(&self, limit: usize) -> usize {
+        limit.min(self.bodies.limits.in_total)
+    }
+
     /// Receives the body of a request, up to `limit` bytes.
     pub(super) async fn receive(&self, request: Request, limit: usize) -> ApiResult<Bytes> {
         let connection = request.extensions().get::<Arc<Connection>>().cloned();
         let client = client_of(&request);
         let mut body = request.into_body();
-        let mut bytes = Vec::new();
+        let declared = body.size_hint().exact();
+        let length = declared.map_or(limit, |declared| declared as usize);
         let started = Instant::now();
-        // Most bodies are one piece, which need not be copied.
-        let first = poll_once(pin!(next(&mut body))).await;
-        match first {
-            Some(Ok(Some(only))) if body.is_end_stream() && only.len() <= limit.min(MAX_UNCOUNTED) => {
-                return Ok(only);
-            }
-            Some(Ok(Some(first))) => bytes.extend_from_slice(&first),
-            Some(Ok(None)) => return Ok(Bytes::new()),
-            Some(Err(problem)) => return Err(problem),
-            None => {}
+        let (mut received, mut data) = (Received::Small(Vec::new()), None);
+        if declared.is_some() && length > MAX_UNCOUNTED {
+            received = self.large(client, length)?;
+        } else {
+            // Most bodies are one piece, which need not be copied.
+            let first = poll_once(pin!(next(&mut body))).await;
+            data = match first {
+                Some(Ok(Some(only))) if body.is_end_stream() && only.len() <= limit => return Ok(only),
+                Some(Ok(None)) => return Ok(Bytes::new()),
+                Some(first) => first?,
+                None => None,
+            };
         }
         let _waiting = connection.map(|connection| connection.wait_for_request());
-        let slot = self.bodies.begin(client);
-        slot.add(bytes.len());
         loop {
-            if bytes.len() > limit {
-                self.discard(body, MAX_DISCARDED);
-                return Err(too_large(limit));
+            if let Some(data) = data {
+                let bytes = received.as_ref().len() + data.len();
+                if bytes > length {
+                    self.discard(body, MAX_DISCARDED);
+                    return Err(too_large(limit));
+                }
+                if let Received::Small(small) = &received
+                    && bytes > MAX_UNCOUNTED
+                {
+                    let mut large = self.large(client, length)?;
+                    large.push(small);
+                    received = large;
+                }
+                received.push(&data);
             }
-            tokio::select! {
+            data = tokio::select! {
                 biased;
-                () = slot.body.stop.notified() => {
+                () = received.stopped() => {
                     refusals::report(Refusal::BodyLimit);
                     return Err(refused(
                         "the server receives too many large bodies at once, and this one has taken the longest; \
@@ -205,24 +252,28 @@ impl BodyReceiver {
                     ));
                 }
                 data = next(&mut body) => match data? {
-                    Some(data) => {
-                        slot.add(data.len());
-                        bytes.extend_from_slice(&data);
-                    }
-                    None => {
-                        slot.complete();
-                        return Ok(Bytes::from_owner(Complete { bytes, _slot: slot }));
-                    }
+                    Some(data) => Some(data),
+                    None => return Ok(received.complete()),
                 },
-                () = tokio::time::sleep_until(self.deadline(started, bytes.len() as u64).into()) => {
+                () = tokio::time::sleep_until(self.deadline(started, received.as_ref().len() as u64).into()) => {
                     refusals::report(Refusal::BodyTimeout);
                     return Err(refused(format!(
                         "the body did not arrive within {:?}; send it faster, or split it over several requests",
                         started.elapsed()
                     )));
                 }
-            }
+            };
         }
+    }
+
+    /// Memory for a body of up to `length` bytes.
+    fn large(&self, client: Option<ClientKey>, length: usize) -> ApiResult<Received> {
+        let slot = self.bodies.admit(client, length).ok_or_else(too_many)?;
+        let memory = MmapMut::map_anon(length).map_err(|error| {
+            tracing::warn!(%error, length, "there is no memory for the body of a request");
+            too_many()
+        })?;
+        Ok(Received::Large { memory, received: 0, slot })
     }
 
     /// Refuses a request whose body has `declared` bytes, more than its route accepts.
@@ -267,6 +318,15 @@ impl BodyReceiver {
 fn refused(message: String) -> Problem {
     Problem::new(Slug::Timeout, message)
         .with_status(StatusCode::REQUEST_TIMEOUT)
+        .with_header(header::CONNECTION, HeaderValue::from_static("close"))
+}
+
+/// The refusal of a large body that is not read.
+fn too_many() -> Problem {
+    refusals::report(Refusal::BodyLimit);
+    let message = "the server receives too many large bodies at once; send the request again after a moment";
+    Problem::new(Slug::Unavailable, message)
+        .with_header(header::RETRY_AFTER, HeaderValue::from_static("1"))
         .with_header(header::CONNECTION, HeaderValue::from_static("close"))
 }
 

@@ -8,6 +8,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use hyper::body::Body as _;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
@@ -106,16 +107,14 @@ pub(super) fn expect_content_type(headers: &HeaderMap, accepted: &[&str]) -> Api
 }
 
 pub(super) async fn read_body(request: Request, limit: usize) -> ApiResult<Bytes> {
-    let headers = request.headers();
-    refuse_encoding(headers)?;
-    let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    let declared = declared.and_then(|length| length.parse::<u64>().ok()).unwrap_or(0);
-    match request.extensions().get::<BodyReceiver>().cloned() {
+    refuse_encoding(request.headers())?;
+    // Without one, the request has no body.
+    let Some(receiver) = request.extensions().get::<BodyReceiver>().cloned() else { return Ok(Bytes::new()) };
+    let limit = receiver.largest(limit);
+    match request.body().size_hint().exact() {
         // Refuse before reading the first byte.
-        Some(receiver) if declared > limit as u64 => Err(receiver.refuse(request, declared, limit)),
-        Some(receiver) => receiver.receive(request, limit).await,
-        // The request has no body.
-        None => Ok(Bytes::new()),
+        Some(declared) if declared > limit as u64 => Err(receiver.refuse(request, declared, limit)),
+        _ => receiver.receive(request, limit).await,
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::auth::token;
-use super::client::{HttpClient, before_timeout, parse};
+use super::client::{HttpClient, Response, before_timeout, parse};
 use crate::fixture::{Engine, Fixture, MAX_WAIT, SECOND, job};
 use crate::worker::until;
 
@@ -27,7 +27,9 @@ cases! {
     a_client_that_sends_its_body_byte_by_byte_gets_a_timeout,
     a_body_that_arrives_too_slowly_gets_a_timeout_before_the_request_does,
     a_slow_body_of_sufficient_rate_is_accepted,
-    with_too_many_bytes_the_body_that_takes_the_longest_is_refused,
+    a_large_body_above_the_limit_is_refused_before_it_is_read,
+    a_client_with_fewer_bytes_replaces_the_body_that_takes_the_longest,
+    a_body_that_takes_longer_than_the_timeout_makes_room,
     the_bytes_of_a_body_are_counted_until_it_is_handled,
     clients_with_slow_bodies_do_not_keep_others_out,
     clients_with_slow_headers_do_not_keep_others_out,
@@ -237,42 +239,91 @@ async fn a_slow_body_of_sufficient_rate_is_accepted(fixture: Fixture) {
     parse(&response[..length]).expect_status(201);
 }
 
-async fn with_too_many_bytes_the_body_that_takes_the_longest_is_refused(fixture: Fixture) {
+/// Announces a body from an address and sends nothing of it. Returns the stream when the server waits for the body, or its
+/// refusal.
+async fn announce(http: &HttpClient, address: [u8; 4], length: usize) -> Result<TcpStream, Response> {
+    let head = post("/jobs", length).replace("host: a", "host: a\r\nexpect: 100-continue");
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind((address, 0).into()).expect("another address");
+    let mut stream = socket.connect(http.address()).await.expect("connect");
+    stream.write_all(head.as_bytes()).await.expect("write");
+    let mut response = vec![0; 4096];
+    let read = tokio::time::timeout(MAX_WAIT, stream.read(&mut response)).await.expect("it waits for its turn");
+    match parse(&response[..read.expect("a response")]) {
+        interim if interim.status == 100 => Ok(stream),
+        refused => Err(refused),
+    }
+}
+
+/// Returns the response to a body that is stopped.
+async fn stopped(mut stream: TcpStream) -> Response {
+    let mut response = Vec::new();
+    // Returns because the server closes the connection.
+    let _ = tokio::time::timeout(MAX_WAIT, stream.read_to_end(&mut response)).await.expect("it is not stopped");
+    parse(&response)
+}
+
+fn expect_no_response(stream: &TcpStream) {
+    let early = stream.try_read(&mut [0; 1]).map_err(|error| error.kind());
+    assert_eq!(early, Err(ErrorKind::WouldBlock), "another body was stopped");
+}
+
+async fn a_large_body_above_the_limit_is_refused_before_it_is_read(fixture: Fixture) {
     let bodies = BodyLimits { in_total: 250_000, timeout: 600 * SECOND, ..BodyLimits::default() };
     let api = Api::new(fixture.client()).timeout(600 * SECOND).bodies(bodies);
     let api = api.unknown_kinds(UnknownKinds::Allow);
     let http = HttpClient::for_api(api).listening(Limits::default()).await;
-    let part = vec![b' '; 100_000];
-    let mut slow = Vec::new();
-    for _ in 0..3 {
-        let mut stream = TcpStream::connect(http.address()).await.expect("connect");
-        let head = post("/jobs", 200_000).replace("host: a", "host: a\r\nexpect: 100-continue");
-        stream.write_all(head.as_bytes()).await.expect("write");
-        // The server sends this when it waits for the body.
-        let mut interim = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
-        stream.read_exact(&mut interim).await.expect("an interim response");
-        stream.write_all(&part).await.expect("write");
-        slow.push(stream);
+    let client = [127, 0, 0, 1];
+    let first = announce(&http, client, 120_000).await.expect("an interim response");
+    let second = announce(&http, client, 120_000).await.expect("an interim response");
+    // No byte of the others has arrived, but they may become so large.
+    let refused = announce(&http, client, 120_000).await.expect_err("there is no room for a third body");
+    let refused = refused.expect_problem(503, "unavailable", "too many large bodies");
+    assert_eq!((refused.header("retry-after"), refused.header("connection")), ("1", "close"));
+    // Small bodies are not counted.
+    let job = json!({ "kind": "greet", "payload": "x".repeat(50_000) });
+    for _ in 0..5 {
+        http.post("/jobs", &job).await.expect_status(201);
     }
-    let mut response = Vec::new();
-    // Returns because the server closes the connection.
-    let refused = tokio::time::timeout(MAX_WAIT, slow[0].read_to_end(&mut response)).await;
-    let _ = refused.expect("the first body is refused");
-    parse(&response).expect_problem(408, "timeout", "too many large bodies");
-    // A small body that arrives with its headers is not counted.
-    let body = json!({ "kind": "greet", "payload": 1 }).to_string();
-    let mut fast = TcpStream::connect(http.address()).await.expect("connect");
-    fast.write_all(format!("{}{body}", post("/jobs", body.len())).as_bytes()).await.expect("write");
-    let mut response = vec![0; 4096];
-    let length = fast.read(&mut response).await.expect("a response");
-    parse(&response[..length]).expect_status(201);
-    for stream in &slow[1..] {
-        let early = stream.try_read(&mut [0; 1]).map_err(|error| error.kind());
-        assert_eq!(early, Err(ErrorKind::WouldBlock), "another body was refused");
+    for stream in [&first, &second] {
+        expect_no_response(stream);
     }
-    // What was refused is no longer counted.
-    let body = json!({ "kind": "greet", "payload": "x".repeat(40_000) }).to_string();
-    http.json("POST", "/jobs", &serde_json::from_str(&body).expect("JSON")).await.expect_status(201);
+    // What is gone is no longer counted.
+    drop(first);
+    let job = json!({ "kind": "greet", "payload": "x".repeat(100_000) });
+    until("there is room", || async { http.post("/jobs", &job).await.status == 201 }).await;
+    // A body that could never be received is too large.
+    let job = json!({ "kind": "greet", "payload": "x".repeat(300_000) });
+    http.post("/jobs", &job).await.expect_problem(413, "too_large", "250000");
+}
+
+async fn a_client_with_fewer_bytes_replaces_the_body_that_takes_the_longest(fixture: Fixture) {
+    let bodies = BodyLimits { in_total: 250_000, timeout: 600 * SECOND, ..BodyLimits::default() };
+    let http = HttpClient::for_api(Api::new(fixture.client()).timeout(600 * SECOND).bodies(bodies));
+    let http = http.listening(Limits::default()).await;
+    let (greedy, other) = ([127, 0, 0, 2], [127, 0, 0, 1]);
+    let first = announce(&http, greedy, 80_000).await.expect("an interim response");
+    let second = announce(&http, greedy, 120_000).await.expect("an interim response");
+    let third = announce(&http, other, 100_000).await.expect("an interim response");
+    stopped(first).await.expect_problem(408, "timeout", "too many large bodies");
+    // Now the clients have nearly as much as each other.
+    announce(&http, other, 100_000).await.expect_err("this client has the most bytes");
+    for stream in [&second, &third] {
+        expect_no_response(stream);
+    }
+}
+
+async fn a_body_that_takes_longer_than_the_timeout_makes_room(fixture: Fixture) {
+    // With this rate, the body itself has not taken too long.
+    let bodies = BodyLimits { in_total: 250_000, timeout: Duration::from_millis(1), min_rate: 1 };
+    let http = HttpClient::for_api(Api::new(fixture.client()).timeout(600 * SECOND).bodies(bodies));
+    let http = http.listening(Limits::default()).await;
+    let client = [127, 0, 0, 1];
+    let mut first = TcpStream::connect(http.address()).await.expect("connect");
+    let start = " ".repeat(100_000);
+    first.write_all(format!("{}{start}", post("/jobs", 200_000)).as_bytes()).await.expect("write");
+    until("a new body is received", || async { announce(&http, client, 100_000).await.is_ok() }).await;
+    stopped(first).await.expect_problem(408, "timeout", "too many large bodies");
 }
 
 async fn the_bytes_of_a_body_are_counted_until_it_is_handled(fixture: Fixture) {
@@ -283,9 +334,20 @@ async fn the_bytes_of_a_body_are_counted_until_it_is_handled(fixture: Fixture) {
     for _ in 0..5 {
         http.post("/jobs", &job).await.expect_status(201);
     }
-    let job = json!({ "kind": "greet", "payload": "x".repeat(600_000) });
-    http.post("/jobs", &job).await.expect_problem(408, "timeout", "too many large bodies");
-    http.post("/jobs", &json!({ "kind": "greet", "payload": 1 })).await.expect_status(201);
+    // Without a length, a body counts with the largest one, and is complete all the same.
+    let job = json!({ "kind": "greet", "payload": "x".repeat(200_000) }).to_string();
+    let head = post("/jobs", 0).replace("content-length: 0", "transfer-encoding: chunked\r\nconnection: close");
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(http.address()).await.expect("connect");
+        let chunks = job.as_bytes().chunks(30_000).map(|chunk| {
+            let text = std::str::from_utf8(chunk).expect("text");
+            format!("{:x}\r\n{text}\r\n", chunk.len())
+        });
+        let whole = head.clone() + &chunks.collect::<String>() + "0\r\n\r\n";
+        stream.write_all(whole.as_bytes()).await.expect("write");
+        let created = stopped(stream).await.expect_status(201).json();
+        assert_eq!(created["payload"].as_str().map(str::len), Some(200_000));
+    }
 }
 
 /// More connections than this are closed or wait.
