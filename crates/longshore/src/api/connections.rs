@@ -9,6 +9,7 @@
 //! and `timed_stream`; `waiting_calls` limits the requests that take long on purpose.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
@@ -39,7 +40,32 @@ pub(super) struct Connections {
     share: Option<usize>,
     /// The addresses that this does not apply to.
     trusted_proxies: Vec<Network>,
-    open: Mutex<Vec<Arc<Connection>>>,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    connections: Vec<Arc<Connection>>,
+    /// How many each client has. Every new connection needs to know.
+    by_client: HashMap<ClientKey, usize>,
+}
+
+impl Open {
+    fn add(&mut self, connection: Arc<Connection>) {
+        *self.by_client.entry(connection.client).or_default() += 1;
+        self.connections.push(connection);
+    }
+
+    fn remove(&mut self, i: usize) -> Arc<Connection> {
+        let connection = self.connections.swap_remove(i);
+        if let Entry::Occupied(mut count) = self.by_client.entry(connection.client) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        connection
+    }
 }
 
 impl Connections {
@@ -78,8 +104,7 @@ impl Connections {
 
     fn has_its_share(&self, client: IpAddr) -> bool {
         let Some(share) = self.share else { return false };
-        let key = ClientKey::of(client);
-        self.open().iter().filter(|connection| connection.client == key).count() >= share
+        self.open().by_client.get(&ClientKey::of(client)).is_some_and(|count| *count >= share)
             && !self.trusted_proxies.iter().any(|network| network.contains(client))
     }
 
@@ -93,7 +118,7 @@ impl Connections {
             is_known: AtomicBool::new(false),
             close: Notify::new(),
         });
-        self.open().push(connection.clone());
+        self.open().add(connection.clone());
         OpenConnection { connections: self.clone(), connection, _slot: slot }
     }
 
@@ -102,30 +127,38 @@ impl Connections {
     /// others without one. Returns whether one was closed.
     pub(super) fn close_waiting(&self, of: Option<ClientKey>) -> bool {
         let mut open = self.open();
-        let waiting = |is_known: Option<bool>, min_wait: Duration| {
-            longest_waiting(open.iter().enumerate().filter_map(|(i, connection)| {
-                let since = connection.waiting_since()?;
-                if of.is_some_and(|of| of != connection.client) {
-                    return None;
-                }
-                let may_close = is_known
-                    .is_none_or(|known| connection.is_known.load(Ordering::Relaxed) == known)
-                    && since.elapsed() >= min_wait;
-                may_close.then_some((connection.client, 1, since, i))
-            }))
+        let now = Instant::now();
+        let waiting = open.connections.iter().enumerate().filter_map(|(i, connection)| {
+            let since = connection.waiting_since()?;
+            let turn = match now.saturating_duration_since(since) >= MIN_WAIT {
+                true => Turn::Waited { is_known: connection.is_known.load(Ordering::Relaxed) },
+                // A client with many connections need not be protected from itself.
+                false => of.map(|_| Turn::New)?,
+            };
+            of.is_none_or(|of| of == connection.client).then_some((turn, connection.client, since, i))
+        });
+        let waiting: Vec<_> = waiting.collect();
+        let first = waiting.iter().map(|(turn, ..)| *turn).min();
+        let waiting = waiting.into_iter().filter(|(turn, ..)| Some(*turn) == first);
+        let Some(chosen) = longest_waiting(waiting.map(|(_, client, since, i)| (client, 1, since, i))) else {
+            return false;
         };
-        let chosen = waiting(Some(false), MIN_WAIT).or_else(|| waiting(Some(true), MIN_WAIT));
-        // A client with many connections need not be protected from itself.
-        let chosen = chosen.or_else(|| of.and_then(|_| waiting(None, Duration::ZERO)));
-        let Some(chosen) = chosen else { return false };
-        open.swap_remove(chosen).close.notify_one();
+        open.remove(chosen).close.notify_one();
         refusals::report(Refusal::ConnectionLimit);
         true
     }
 
-    fn open(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
+    fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Which connections are closed first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    /// Those that have waited for a while, and of these, those that never sent a valid token.
+    Waited { is_known: bool },
+    New,
 }
 
 /// How many of all connections one address may have: three quarters.
@@ -283,7 +316,10 @@ impl OpenConnection {
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.connections.open().retain(|open| !Arc::ptr_eq(open, &self.connection));
+        let mut open = self.connections.open();
+        // It is no longer there if the server has closed it.
+        let position = open.connections.iter().position(|open| Arc::ptr_eq(open, &self.connection));
+        position.map(|position| open.remove(position));
     }
 }
 
