@@ -183,7 +183,7 @@ impl Api {
 
     /// Limits how slowly the bodies of requests may arrive, and how many bytes of them are kept at once.
     ///
-    /// If there are too many, the client with the most bytes is refused. This needs the clients'
+    /// Above the limit, clients with fewer bytes come first. This needs the clients'
     /// addresses. [`serve`] adds them to requests; in your own server, use
     /// `into_make_service_with_connect_info::<SocketAddr>()`.
     pub fn bodies(mut self, limits: BodyLimits) -> Self {

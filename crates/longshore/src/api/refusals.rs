@@ -21,7 +21,7 @@ pub(super) enum Refusal {
     HeaderTimeout,
     /// The body of a request took too long.
     BodyTimeout,
-    /// The bodies that had arrived were too large in total, and this one took the longest.
+    /// There was no room for a large body, or it had to make room for another one.
     BodyLimit,
     /// The client did not read its response.
     NotReading,
