@@ -157,7 +157,9 @@ impl Connections {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Turn {
     /// Those that have waited for a while, and of these, those that never sent a valid token.
-    Waited { is_known: bool },
+    Waited {
+        is_known: bool,
+    },
     New,
 }
 

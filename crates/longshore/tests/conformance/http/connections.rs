@@ -248,7 +248,8 @@ async fn announce(http: &HttpClient, address: [u8; 4], length: usize) -> Result<
     let mut stream = socket.connect(http.address()).await.expect("connect");
     stream.write_all(head.as_bytes()).await.expect("write");
     let mut response = vec![0; 4096];
-    let read = tokio::time::timeout(MAX_WAIT, stream.read(&mut response)).await.expect("it waits for its turn");
+    let read =
+        tokio::time::timeout(MAX_WAIT, stream.read(&mut response)).await.expect("it waits for its turn");
     match parse(&response[..read.expect("a response")]) {
         interim if interim.status == 100 => Ok(stream),
         refused => Err(refused),
@@ -259,7 +260,8 @@ async fn announce(http: &HttpClient, address: [u8; 4], length: usize) -> Result<
 async fn stopped(mut stream: TcpStream) -> Response {
     let mut response = Vec::new();
     // Returns because the server closes the connection.
-    let _ = tokio::time::timeout(MAX_WAIT, stream.read_to_end(&mut response)).await.expect("it is not stopped");
+    let _ =
+        tokio::time::timeout(MAX_WAIT, stream.read_to_end(&mut response)).await.expect("it is not stopped");
     parse(&response)
 }
 
@@ -336,7 +338,8 @@ async fn the_bytes_of_a_body_are_counted_until_it_is_handled(fixture: Fixture) {
     }
     // Without a length, a body counts with the largest one, and is complete all the same.
     let job = json!({ "kind": "greet", "payload": "x".repeat(200_000) }).to_string();
-    let head = post("/jobs", 0).replace("content-length: 0", "transfer-encoding: chunked\r\nconnection: close");
+    let head =
+        post("/jobs", 0).replace("content-length: 0", "transfer-encoding: chunked\r\nconnection: close");
     for _ in 0..2 {
         let mut stream = TcpStream::connect(http.address()).await.expect("connect");
         let chunks = job.as_bytes().chunks(30_000).map(|chunk| {
