@@ -111,7 +111,7 @@ pub(crate) use notices::NoticeSender;
 pub(crate) use notices::WeakNoticeSender;
 pub(crate) use recover::warn_of_refused_worker;
 pub(crate) use settle::{EndedBy, clean, failure_of, storable_result};
-pub(crate) use stats::{Tally, add_up, start_of};
+pub(crate) use stats::{Tally, add_up, in_order, start_of};
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
 /// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no
@@ -570,7 +570,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- stats ------------------------------------------------------------
 
-    /// Counts the jobs in each status, per queue and kind. Waiting jobs of a queue are
+    /// Counts the jobs in each status, ordered by queue, kind and status. Waiting jobs of a queue are
     /// counted exactly or estimated as by [`queues`](Store::queues).
     async fn counts(&self) -> Result<Vec<Count>>;
 

@@ -24,6 +24,12 @@ pub struct Count {
     pub estimated: bool,
 }
 
+/// Counts in the order in which [`Store::counts`](crate::store::Store::counts) returns them.
+pub(crate) fn in_order(mut counts: Vec<Count>) -> Vec<Count> {
+    counts.sort_by(|a, b| (&a.queue, &a.kind, a.status).cmp(&(&b.queue, &b.kind, b.status)));
+    counts
+}
+
 /// The number of jobs that would be claimed before another job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead {

@@ -14,6 +14,7 @@ cases! {
     an_empty_queue_counts_nothing,
     large_numbers_of_waiting_jobs_are_estimated_and_small_ones_exact,
     jobs_are_counted_by_status_queue_and_kind,
+    counts_are_ordered_by_queue_kind_and_status,
     the_age_of_the_oldest_due_job_of_each_queue_ignores_priority,
     a_retried_job_is_no_longer_counted_under_its_outcome,
     counts_agree_with_the_list_after_random_operations,
@@ -138,6 +139,23 @@ async fn jobs_are_counted_by_status_queue_and_kind(fixture: Fixture) {
         (key(Status::Queued, "letters", "mail"), 2),
     ]);
     assert_eq!(counts(&fixture).await, expected);
+}
+
+async fn counts_are_ordered_by_queue_kind_and_status(fixture: Fixture) {
+    fixture.running(job("sms")).await;
+    for (queue, kind) in [("b", "mail"), ("a", "sms"), ("a", "mail")] {
+        fixture.add(job(kind).queue(queue)).await;
+        let cancelled = fixture.add(job(kind).queue(queue)).await;
+        fixture.cancel(cancelled).await.expect("cancel");
+    }
+    let counts = fixture.counts().await.expect("counts");
+    let found: Vec<_> = counts.iter().map(|count| (&*count.queue, &*count.kind, count.status)).collect();
+    let mut expected = vec![("default", "sms", Status::Running)];
+    for (queue, kind) in [("a", "mail"), ("a", "sms"), ("b", "mail")] {
+        expected.extend([(queue, kind, Status::Queued), (queue, kind, Status::Cancelled)]);
+    }
+    expected.sort_by_key(|(queue, ..)| *queue);
+    assert_eq!(found, expected);
 }
 
 async fn the_age_of_the_oldest_due_job_of_each_queue_ignores_priority(fixture: Fixture) {

@@ -11,7 +11,7 @@ use sqlx::postgres::PgRow;
 use super::queues::find_waiting_queues;
 use super::tx::{Sql, Tx};
 use crate::job::{JobId, Outcome, Status};
-use crate::store::{Ahead, Count, HistoryFilter, Tallied, Tally, add_up, start_of};
+use crate::store::{Ahead, Count, HistoryFilter, Tallied, Tally, add_up, in_order, start_of};
 
 const COUNT_FINISHED: &str = "
     select outcome::text, queue, kind, sum(kept)::int8
@@ -37,8 +37,7 @@ pub(super) async fn counts(tx: &mut Tx<'_>) -> Sql<Vec<Count>> {
         counts.push(Count { status: Status::Running, queue, kind, jobs, estimated: false });
     }
     counts.extend(waiting(tx).await?);
-    counts.sort_by(|a, b| (a.status, &a.queue, &a.kind).cmp(&(b.status, &b.queue, &b.kind)));
-    Ok(counts)
+    Ok(in_order(counts))
 }
 
 /// The maximum number of waiting jobs that are counted without looking at their queues.

@@ -10,7 +10,7 @@ use super::queues::waiting_queues;
 use super::retain::minutes_fold_before;
 use super::tx::{Columns, Sql, Tx, json_list};
 use crate::job::{JobId, Outcome, Status};
-use crate::store::{Ahead, Count, HistoryFilter, Tallied, Tally, add_up, start_of};
+use crate::store::{Ahead, Count, HistoryFilter, Tallied, Tally, add_up, in_order, start_of};
 
 /// The maximum number of waiting jobs that are counted without looking at their queues.
 const MAX_COUNTED: u64 = 50_000;
@@ -51,8 +51,7 @@ pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
             counts.push(Count { status: outcome.status(), queue, kind, jobs, estimated: false });
         }
     }
-    counts.sort_by(|a, b| (&a.queue, &a.kind, a.status).cmp(&(&b.queue, &b.kind, b.status)));
-    Ok(counts)
+    Ok(in_order(counts))
 }
 
 /// The waiting jobs per queue, kind and status. All are counted if there are not many.
