@@ -1,6 +1,7 @@
 //! A claim: what a worker requests, and the leased jobs it gets, with everything
 //! needed to run them.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -132,6 +133,11 @@ impl Claimed {
     /// The lease to settle under.
     pub fn lease(&self) -> Lease {
         self.lease
+    }
+
+    /// The order in which a claim returns jobs: by priority, highest first, then by the time they were due.
+    pub(crate) fn order(&self) -> (Reverse<i16>, DateTime<Utc>, JobId) {
+        (Reverse(self.priority), self.run_at, self.lease.id)
     }
 
     /// Its kind, which selects the handler.

@@ -16,6 +16,7 @@ cases! {
     groups_take_turns_when_jobs_are_claimed_one_by_one,
     a_group_gets_jobs_in_proportion_to_its_weight,
     a_higher_priority_comes_first_in_and_across_groups,
+    the_jobs_of_a_claim_are_ordered_across_groups,
     jobs_with_and_without_a_group_take_turns,
     a_slot_that_a_priority_leaves_is_used_by_a_lower_one,
     a_claim_takes_one_suspect_of_all_groups,
@@ -129,6 +130,23 @@ async fn a_higher_priority_comes_first_in_and_across_groups(fixture: Fixture) {
     }
     let order: Vec<_> = order.iter().map(|(priority, group)| (*priority, group.as_str())).collect();
     assert_eq!(order, [(9, "b"), (7, "none"), (5, "a"), (0, "a"), (0, "a"), (-1, "none")]);
+}
+
+/// Turns decide which jobs a claim takes, and priority and due time in which order it returns them.
+async fn the_jobs_of_a_claim_are_ordered_across_groups(fixture: Fixture) {
+    let due = start() - MINUTE;
+    let mut expected = Vec::new();
+    for (group, priority, seconds) in
+        [(None, 0, 7), (Some("b"), 0, 5), (Some("a"), 0, 9), (Some("a"), 0, 6), (Some("b"), 1, 8), (Some("c"), 0, 4)]
+    {
+        let job = job("mail").priority(priority).run_at(due + seconds * SECOND);
+        let id = fixture.add(group.into_iter().fold(job, NewJob::group)).await;
+        expected.push((-priority, seconds, id));
+    }
+    expected.sort_unstable();
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim(worker, 100).await;
+    assert_eq!(ids(&claimed), expected.into_iter().map(|(.., id)| id).collect::<Vec<_>>());
 }
 
 async fn jobs_with_and_without_a_group_take_turns(fixture: Fixture) {

@@ -1,7 +1,6 @@
 //! Claim: moves due jobs from `ready` to `running`, in order, never one job twice.
 //! The statements are in `claim_sql`.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -154,7 +153,7 @@ async fn take_any(
     }
     room.store(tx, cursor).await?;
     transaction.commit().await?;
-    jobs[before..].sort_by_key(|job| Reverse(job.priority));
+    jobs[before..].sort_by_key(Claimed::order);
     let full = jobs.len() - before >= wanted;
     cursor.set_full(full);
     if has_more && !full {
@@ -363,7 +362,7 @@ async fn take(
         }
         room.count(&jobs[first..]);
     }
-    jobs[before..].sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
+    jobs[before..].sort_by_key(Claimed::order);
     let taken: Vec<Taken> = jobs[before..].iter().filter(|job| job.interruptions == 0).map(taken).collect();
     cursor.advance_in(priorities, &taken, full, Some(at));
     Ok(full)

@@ -681,13 +681,9 @@ impl<'a> ClaimRun<'a> {
     }
 
     fn into_claims(mut self, cursor: &ClaimCursor) -> Claims {
-        if cursor.lines().is_empty() {
-            // If this claim resumed and then scanned the head, the head may have had jobs that
-            // come before the first ones.
-            self.leased.sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
-        } else {
-            self.leased.sort_by_key(|job| Reverse(job.priority));
-        }
+        // They were taken in parts, and if this claim resumed and then scanned the head, the head may have had jobs that
+        // come before the first ones.
+        self.leased.sort_by_key(Claimed::order);
         let more = self.wanted == 0 || self.has_more;
         Claims { jobs: self.leased, more, again_in: cursor.again_in(Instant::now()) }
     }
