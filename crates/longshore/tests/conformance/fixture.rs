@@ -74,6 +74,12 @@ where
     }
 }
 
+/// A number that a developer sets to repeat a random case or to run more of them.
+pub(crate) fn number_in_environment(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}: `{text}` is not a number")))
+}
+
 impl Deref for Fixture {
     type Target = Client;
 

@@ -76,6 +76,7 @@ mod payloads;
 mod pgbouncer;
 mod quarantine;
 mod races;
+mod random;
 mod random_flows;
 mod random_operations;
 mod recovery;

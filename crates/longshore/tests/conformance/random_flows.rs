@@ -18,25 +18,10 @@ use longshore::{
 use uuid::Uuid;
 
 use crate::fixture::*;
+use crate::random::Random;
 
 cases! {
     every_schedule_of_every_graph_follows_the_rules,
-}
-
-/// A small generator of random numbers, so that a seed gives the same case on both engines.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % limit.max(1)
-    }
-
-    fn is_one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,14 +53,13 @@ struct Model {
 }
 
 async fn every_schedule_of_every_graph_follows_the_rules(fixture: Fixture) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let first = number("LONGSHORE_FLOW_SEED");
-    let cases = number("LONGSHORE_FLOW_CASES").unwrap_or(if first.is_some() { 1 } else { 40 });
+    let first = number_in_environment("LONGSHORE_FLOW_SEED");
+    let cases = number_in_environment("LONGSHORE_FLOW_CASES").unwrap_or(if first.is_some() { 1 } else { 40 });
     let seeds = first.unwrap_or(1)..first.unwrap_or(1) + cases;
     // Changes are followed only where the schedule says so.
     let _held = fixture.hold_advances().await;
     for seed in seeds {
-        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let mut random = Random::new(seed);
         let mut model = Model::enqueue(&fixture, &mut random, seed).await;
         for _ in 0..random.below(30) + 5 {
             let step = model.step(&fixture, &mut random).await;
