@@ -74,6 +74,20 @@ where
     }
 }
 
+/// Runs a case that compares both engines, SQLite first.
+pub(crate) async fn run_on_both<Case, Run>(case: Case) -> Run::Output
+where
+    Case: FnOnce([Fixture; 2]) -> Run,
+    Run: Future<Output: Send + 'static> + Send + 'static,
+{
+    let sides = [Fixture::open(Engine::Sqlite).await, Fixture::open(Engine::Postgres).await];
+    let ended = tokio::spawn(case(sides.clone())).await;
+    for side in sides {
+        side.remove().await;
+    }
+    ended.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
+}
+
 /// A number that a developer sets to repeat a random case or to run more of them.
 pub(crate) fn number_in_environment(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;

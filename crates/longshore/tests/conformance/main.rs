@@ -38,6 +38,7 @@ mod cancel_notices;
 mod claim;
 mod claim_ahead;
 mod clock_steps;
+mod compare;
 mod corrupt;
 mod counts;
 mod cursor;
