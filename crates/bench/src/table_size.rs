@@ -257,7 +257,8 @@ impl FilledTables<'_> {
                 );
             }
             Ok(report) => {
-                println!("\nwarning: the tables are not consistent: {}", report.problems.join("; "))
+                let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
+                println!("\nwarning: the tables are not consistent: {}", problems.join("; "))
             }
             Err(error) => println!("\nwarning: the tables could not be checked: {error}"),
         }

@@ -208,20 +208,17 @@ Examples:
 
     /// Check the consistency of the tables
     ///
-    /// Verifies, for example, that every job has exactly one state. Prints each problem, and exits 1 if
-    /// there is any. Warns if a crash of the database may lose stored jobs.
+    /// Verifies, for example, that every job has exactly one state. Prints each problem with its remedy: what
+    /// to do, what it costs, and the SQL statements, if there are any. Exits 1 if there is any problem.
+    /// Changes nothing. Warns if a crash of the database may lose stored jobs.
     ///
-    /// With --repair, first makes the safe repairs: of a job that waits and also runs or has finished,
-    /// it removes the waiting row; it removes rows without a request, frees keys whose owner has ended,
-    /// and corrects the counts. Each repair is checked again and made in its own transaction. Problems
-    /// that could be repaired in more than one way are only printed.
+    /// Run the statements with psql or sqlite3, after a backup. Each one tests again that the problem
+    /// exists. Then check again: one remedy can reveal the next problem.
     #[command(after_help = "\
 Examples:
   longshore check
-  longshore check --json
-  longshore check --repair --dry-run    # print what would be repaired
-  longshore check --repair")]
-    Check(Check),
+  longshore check --json | jq -r '.problems[].sql[]'    # only the statements")]
+    Check,
 }
 
 impl Command {
@@ -245,17 +242,6 @@ pub(crate) struct Man {
     /// Write the page of every command to this folder
     #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
     pub(crate) output: Option<std::path::PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Check {
-    /// Make the safe repairs, then check
-    #[arg(long)]
-    pub(crate) repair: bool,
-
-    /// Print what would be repaired and change nothing
-    #[arg(long, requires = "repair")]
-    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Args)]

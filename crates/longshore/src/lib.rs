@@ -122,8 +122,8 @@ pub mod worker;
 #[doc(hidden)]
 pub use client::Report;
 pub use client::{
-    CallerTransaction, Cancelled, CancelledFlow, CheckPayload, Client, Enqueueing, Redriven, RepairMode,
-    RetriedFlow, UnknownKinds,
+    CallerTransaction, Cancelled, CancelledFlow, CheckPayload, Client, Enqueueing, Redriven, RetriedFlow,
+    UnknownKinds,
 };
 #[cfg(feature = "cron")]
 pub use cron::{CronLine, FiredReport, Missed, NewSchedule, Undeclared};
@@ -151,9 +151,9 @@ pub use store::{
     ALL_QUEUES, Action, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord,
     FailureFilter, FailureRecord, FlowFilter, FlowRecord, FlowStatus, FoundGroup, GroupChange, GroupRecord,
     Interrupted, Interruptor, JobFilter, KindRecord, Lease, ListFilter, Measured, Migrated, NewKind,
-    NewOperation, NewToken, OperationFilter, OperationRecord, OperationState, Page, Payloads, QueueRecord,
-    Repair, Retention, SCHEMA_VERSION, Schedule, Scope, StateTable, StepRecord, StepState, SweepScope,
-    Tallied, TaskRecord, TokenRecord, What, WorkerRecord,
+    NewOperation, NewToken, OperationFilter, OperationRecord, OperationState, Page, Payloads, Problem,
+    QueueRecord, Retention, SCHEMA_VERSION, Schedule, Scope, StepRecord, StepState, SweepScope, Tallied,
+    TaskRecord, TokenRecord, What, WorkerRecord,
 };
 pub use turns::{MAX_WEIGHT, Rate};
 #[cfg(feature = "worker")]

@@ -41,7 +41,7 @@ pub(super) struct Hook {
 }
 
 /// Every statement passes one of these functions.
-const HOOKS: [Hook; 3] = [
+const HOOKS: [Hook; 4] = [
     Hook {
         file: "src/store/postgres/migrate.rs",
         function: "pub(super) fn sql(&self, text: &'static str) -> SqlStr {\n",
@@ -51,6 +51,11 @@ const HOOKS: [Hook; 3] = [
         file: "src/store/postgres/migrate.rs",
         function: "pub(super) fn fill(&self, text: &str) -> String {\n",
         line: "let text = crate::mutant::sql(text);\n",
+    },
+    Hook {
+        file: "src/store/check.rs",
+        function: "pub(crate) fn sql(&self, statement: &str, values: &[String]) -> String {\n",
+        line: "let statement = crate::mutant::sql(statement);\n",
     },
     Hook {
         file: "src/store/sqlite/tx.rs",

@@ -26,11 +26,11 @@ mod telemetry;
 mod tokens;
 mod workers;
 
-use longshore::{Client, RepairMode, SCHEMA_VERSION};
+use longshore::{Client, Problem, SCHEMA_VERSION};
 use serde_json::json;
 use tracing::Instrument;
 
-use crate::args::{ApiCommand, Check, Cli, Command, Migrate};
+use crate::args::{ApiCommand, Cli, Command, Migrate};
 use crate::config::{Configuration, Error};
 use crate::endpoint::{Endpoint, connect, file_of};
 use crate::failure::{Code, Failure, Outcome};
@@ -79,7 +79,7 @@ async fn run_command(
         Command::Tokens(command) => {
             tokens::run(&connect(target.database("tokens")?).await?, command, out).await?
         }
-        Command::Check(args) => check(&connect(target.database("check")?).await?, &args, out).await?,
+        Command::Check => check(&connect(target.database("check")?).await?, out).await?,
         Command::Api(command) => {
             if let Some(traces) = traces {
                 traces.install();
@@ -207,12 +207,7 @@ fn print_schema(version: i64, out: &Out) -> Code {
     if pending { Code::Problem } else { Code::Done }
 }
 
-async fn check(client: &Client, args: &Check, out: &Out) -> Outcome {
-    let repairs = match (args.repair, args.dry_run) {
-        (false, _) => Vec::new(),
-        (true, false) => client.repair(RepairMode::Repair).await?,
-        (true, true) => client.repair(RepairMode::DryRun).await?,
-    };
+async fn check(client: &Client, out: &Out) -> Outcome {
     let report = client.check().await?;
     let durability = client.durability().await?;
     let mut warnings = durability.risks;
@@ -220,25 +215,27 @@ async fn check(client: &Client, args: &Check, out: &Out) -> Outcome {
     if durability.accepted {
         warnings.clear();
     }
-    if out.json && args.repair {
-        out.document(&json!({
-            "dry_run": args.dry_run,
-            "repairs": repairs,
-            "jobs": report.jobs,
-            "problems": report.problems,
-            "warnings": warnings,
-        }));
-    } else if out.json {
+    if out.json {
         out.document(&json!({ "jobs": report.jobs, "problems": report.problems, "warnings": warnings }));
     } else {
         warnings.iter().for_each(|warning| out.note(format_args!("warning: {warning}")));
-        let what = if args.dry_run { "would" } else { "repaired:" };
-        repairs.iter().for_each(|repair| out.line(format_args!("{what} {repair}")));
-        report.problems.iter().for_each(|problem| out.line(problem));
+        report.problems.iter().for_each(|problem| print_problem(problem, out));
         match report.problems.len() {
             0 => out.line(format_args!("{} jobs checked; no problems found", report.jobs)),
-            n => out.note(format_args!("error: {} jobs checked; problems found: {n}", report.jobs)),
+            n => out.note(format_args!(
+                "error: {} jobs checked; problems found: {n}. Check again after the remedies",
+                report.jobs
+            )),
         }
     }
     Ok(if report.problems.is_empty() { Code::Done } else { Code::Problem })
+}
+
+/// A problem with its remedy. The statements stand alone on their lines, to be copied.
+fn print_problem(problem: &Problem, out: &Out) {
+    out.line(problem);
+    out.line(format_args!("  remedy: {}", problem.remedy));
+    for line in problem.sql.iter().flat_map(|statement| statement.lines()) {
+        out.line(format_args!("    {line}"));
+    }
 }

@@ -21,7 +21,7 @@ on_every_engine!(
     a_sweep_uses_the_given_resilient_flags_and_factor,
     check_finds_a_job_without_a_state,
     a_database_that_may_lose_commits_is_refused_unless_the_url_accepts_it,
-    check_repairs_what_its_dry_run_printed,
+    check_prints_a_remedy_that_removes_the_problem,
 );
 
 // ---- migrate ---------------------------------------------------------------------
@@ -214,24 +214,23 @@ fn a_database_that_may_lose_commits_is_refused_unless_the_url_accepts_it(fixture
     run(&format!("{relaxed}&durability=some"), "check").fails_with(2, &["durability", "`full` or `relaxed`"]);
 }
 
-fn check_repairs_what_its_dry_run_printed(fixture: &Fixture) {
+fn check_prints_a_remedy_that_removes_the_problem(fixture: &Fixture) {
     fixture.migrated();
     let id = fixture.enqueue("greet");
     fixture.enqueue("greet --queue mail");
     fixture.damage("delete from jobs where queue = 'default'");
-    let sentence = format!("remove job {id} from ready, because it has no row in jobs");
-    for _ in 0..2 {
-        let found = fixture.run("check --repair --dry-run").fails_with(1, &["problems found: 1"]);
-        assert!(found.out.starts_with(&format!("would {sentence}\n")), "{found:?}");
-    }
-    let repair = json!({ "repair": "drop_without_request", "job": id, "table": "ready" });
-    let listed = fixture.run("check --repair --dry-run --json");
-    assert_eq!((listed.code, &listed.document()["repairs"]), (1, &json!([repair])));
-    let done = fixture.run("check --repair").ok().out;
-    assert_eq!(done, format!("repaired: {sentence}\n1 jobs checked; no problems found\n"));
-    assert_eq!(
-        fixture.run("check --repair --json").json(),
-        json!({ "dry_run": false, "repairs": [], "jobs": 1, "problems": [], "warnings": [] })
-    );
-    fixture.run("check --dry-run").fails_with(2, &["--repair"]);
+    let found = fixture.run("check").fails_with(1, &["problems found: 1. Check again after the remedies"]);
+    let lines: Vec<&str> = found.out.lines().collect();
+    assert_eq!(lines[0], format!("job {id} is in ready but not in jobs"));
+    assert!(lines[1].starts_with("  remedy: Delete the row, and what belongs to it. "), "{found:?}");
+    assert!(lines[2..].iter().all(|line| line.starts_with("    ")), "{found:?}");
+    let printed = lines[2..].iter().map(|line| line.trim()).collect::<Vec<_>>();
+
+    let problem = fixture.run("check --json").document()["problems"][0].clone();
+    assert_eq!(problem["problem"], lines[0]);
+    assert_eq!(format!("  remedy: {}", problem["remedy"].as_str().unwrap()), lines[1]);
+    let sql: Vec<&str> = problem["sql"].as_array().unwrap().iter().map(|sql| sql.as_str().unwrap()).collect();
+    assert_eq!(sql.join("\n").lines().map(str::trim).collect::<Vec<_>>(), printed);
+    fixture.damage(&printed.join("\n"));
+    assert_eq!(fixture.run("check").ok().out, "1 jobs checked; no problems found\n");
 }

@@ -92,6 +92,6 @@ fn fail_over(failure: Failure, route: Route) {
         for id in producers.iter().flat_map(|producer| producer.acknowledged()) {
             assert!(survivor.store().get(id).await.unwrap().is_some(), "acknowledged job {id} is lost");
         }
-        assert_eq!(survivor.check().await.unwrap().problems, Vec::<String>::new());
+        assert_eq!(survivor.check().await.unwrap().problems, []);
     });
 }

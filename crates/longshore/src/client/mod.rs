@@ -12,7 +12,7 @@
 //! | `events`, `flows` | events that jobs wait for; graphs of jobs |
 //! | `history` | what is measured for charts |
 //! | `inspect` | reading jobs, numbers, workers and queues |
-//! | `check` | the consistency check, its repairs, durability |
+//! | `check` | the consistency check, durability |
 //! | `upkeep` | turns of retention and of folding tallies |
 //! | `kinds`, `tokens` | registered kinds and the check of new jobs; API tokens |
 //!
@@ -43,7 +43,6 @@ pub(crate) mod settle;
 mod tokens;
 mod upkeep;
 
-pub use check::RepairMode;
 #[cfg(feature = "api")]
 pub(crate) use enqueue::batch_span;
 pub use enqueue::{CallerTransaction, Enqueueing};

@@ -1,9 +1,18 @@
-//! The result of the consistency check, which problems have one safe repair, and whether
-//! commits are durable.
+//! The consistency check: what it reports, and the faults that it looks for. Each fault is written
+//! once, for both engines: the statement that finds it, the sentence that names it, and the
+//! remedy. An engine runs the statements in one snapshot and fills in its [`Dialect`].
+//!
+//! The check changes nothing, and neither does the library: an operator decides, and runs the
+//! remedy. Also the result of the check whether commits are durable.
+
+mod flows;
+mod jobs;
+
+use std::fmt;
 
 use serde::Serialize;
 
-use crate::job::{JobId, Outcome};
+use crate::enqueue::Options;
 
 /// The result of [`Store::check`](super::Store::check).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -11,9 +20,27 @@ use crate::job::{JobId, Outcome};
 pub struct CheckReport {
     /// The number of jobs checked.
     pub jobs: u64,
-    /// The problems found, one sentence each, at most a hundred of each type. Empty
-    /// if the tables are consistent.
-    pub problems: Vec<String>,
+    /// The problems found, at most a hundred of each type. Empty if the tables are consistent.
+    pub problems: Vec<Problem>,
+}
+
+/// A problem that the check found, and its remedy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Problem {
+    /// What is wrong, one sentence.
+    pub problem: String,
+    /// What to do about it, and what that costs.
+    pub remedy: String,
+    /// The statements of the remedy, for psql or sqlite3. Each one tests again that the problem
+    /// exists. Empty if the remedy is a command.
+    pub sql: Vec<String>,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem.fmt(f)
+    }
 }
 
 /// Whether stored jobs survive a crash of the database server.
@@ -27,131 +54,147 @@ pub struct Durability {
     pub accepted: bool,
 }
 
-/// A repair that loses no work and runs no job twice. Problems that could be repaired in
-/// more than one way are only reported, by [`Store::check`](super::Store::check).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "repair", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Repair {
-    /// The job waits and runs: the waiting row is deleted, and the lease stays. Only if the
-    /// lease is not older than the waiting row.
-    KeepLease {
-        /// The job.
-        job: JobId,
-    },
-    /// The job waits and has finished: the waiting row is deleted, and the outcome stays. Only
-    /// if the outcome is not older than the waiting row. An operator can retry the job.
-    KeepOutcome {
-        /// The job.
-        job: JobId,
-    },
-    /// The row has no request, so that nothing can run or show it: the row is deleted, with
-    /// the job's history, checkpoint and merged requests. A running row is deleted only if its
-    /// worker is not alive.
-    DropWithoutRequest {
-        /// The job.
-        job: JobId,
-        /// The table that holds the row.
-        table: StateTable,
-    },
-    /// The key belongs to a job that is not live or has another key: the key is freed.
-    FreeKey {
-        /// The unique key.
-        key: String,
-        /// The job that owned it.
-        job: JobId,
-    },
-    /// Steps or waits are left of a job that is in no table: they are deleted.
-    DropJournal {
-        /// The job.
-        job: JobId,
-    },
-    /// The event counts as delivered, but jobs still wait for it: it is delivered again.
-    Redeliver {
-        /// The name of the event.
-        event: String,
-    },
-    /// The group has waiting jobs of this priority but no turn, so nothing would claim them: it gets
-    /// a turn.
-    AddTurn {
-        /// The queue.
-        queue: String,
-        /// The group.
-        group: String,
-        /// The priority of the jobs.
-        priority: i16,
-    },
-    /// The tallies do not match the finished jobs: they are corrected.
-    CorrectTally {
-        /// The queue.
-        queue: String,
-        /// The kind.
-        kind: String,
-        /// The outcome.
-        outcome: Outcome,
-        /// The number of jobs according to the tallies.
-        tallied: i64,
-        /// The number of jobs in `finished`.
-        found: i64,
-    },
+/// A fault of the rows, with its statements in the words of [`Dialect`]. In the texts, `{0}` is the
+/// first value of a row that `find` returns; `{0:id}` and `{0:text}` are SQL literals of it.
+pub(crate) struct Fault {
+    /// Returns one row of values for each problem.
+    pub(crate) find: &'static str,
+    says: &'static str,
+    remedy: &'static str,
+    sql: &'static [&'static str],
 }
 
-/// The tables that hold a job's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StateTable {
-    /// Waiting jobs.
-    Ready,
-    /// Live leases.
-    Running,
-    /// Outcomes.
-    Finished,
+/// All faults, except options that cannot be read.
+pub(crate) fn faults() -> impl Iterator<Item = &'static Fault> {
+    jobs::FAULTS.iter().chain(flows::FAULTS)
 }
 
-impl StateTable {
-    /// The name of the table.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            StateTable::Ready => "ready",
-            StateTable::Running => "running",
-            StateTable::Finished => "finished",
+/// The jobs with options, for [`unreadable_options`].
+pub(crate) const OPTIONS: &str = "
+    select id, options
+      from longshore.jobs
+     where options is not null
+       and id > {0:id}
+     order by id
+     limit 5000";
+
+/// The problem of a job whose options the library cannot read, if it is one.
+pub(crate) fn unreadable_options(dialect: &Dialect<'_>, id: &str, options: &str) -> Option<Problem> {
+    let error = Options::from_stored(Some(options)).err()?;
+    Some(dialect.problem(&jobs::UNREADABLE_OPTIONS, &[id.to_owned(), error.to_string()]))
+}
+
+/// The words in which the engines differ.
+pub(crate) struct Dialect<'a> {
+    /// Replaces `longshore.` before the names of tables.
+    pub(crate) tables: &'a (dyn Fn(&str) -> String + Sync),
+    pub(crate) now: String,
+    pub(crate) ten_seconds: &'static str,
+    pub(crate) seven_days: &'static str,
+    /// The due time of a job that waits for other tasks.
+    pub(crate) never: String,
+    /// The literal of an id.
+    pub(crate) id: fn(&str) -> String,
+}
+
+impl Dialect<'_> {
+    /// A statement for this engine, with these values.
+    pub(crate) fn sql(&self, statement: &str, values: &[String]) -> String {
+        self.fill(&(self.tables)(statement), values)
+    }
+
+    pub(crate) fn problem(&self, fault: &Fault, values: &[String]) -> Problem {
+        Problem {
+            problem: self.fill(fault.says, values),
+            remedy: self.fill(fault.remedy, values),
+            sql: fault.sql.iter().map(|sql| self.sql(&dedented(sql), values)).collect(),
+        }
+    }
+
+    /// Replaces what is in braces. The words are our own; a test checks that all are known.
+    fn fill(&self, text: &str, values: &[String]) -> String {
+        let mut pieces = text.split('{');
+        let mut filled = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            let (word, rest) = piece.split_once('}').unwrap_or((piece, ""));
+            filled.push_str(&self.word(word, values));
+            filled.push_str(rest);
+        }
+        filled
+    }
+
+    fn word(&self, word: &str, values: &[String]) -> String {
+        let value =
+            |at: &str| at.parse().ok().and_then(|at: usize| values.get(at)).map_or("?", String::as_str);
+        match word.split_once(':') {
+            Some((at, "id")) => (self.id)(value(at)),
+            Some((at, _)) => format!("'{}'", value(at).replace('\'', "''")),
+            None => match word {
+                "now" => self.now.clone(),
+                "10 seconds" => self.ten_seconds.into(),
+                "7 days" => self.seven_days.into(),
+                "never" => self.never.clone(),
+                at => value(at).to_owned(),
+            },
         }
     }
 }
 
-impl std::fmt::Display for Repair {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Repair::KeepLease { job } => {
-                write!(f, "remove job {job} from ready, because it is running")
+/// A statement without the indentation of the source code.
+fn dedented(sql: &str) -> String {
+    let lines = sql.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("\n  ") + ";"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dialect() -> Dialect<'static> {
+        Dialect {
+            tables: &|text| text.replace("longshore.", "\"jobs\"."),
+            now: "now()".into(),
+            ten_seconds: "10",
+            seven_days: "7",
+            never: "'9999'".into(),
+            id: |id| format!("<{id}>"),
+        }
+    }
+
+    #[test]
+    fn values_cannot_end_a_literal_or_change_a_table() {
+        let fault = Fault {
+            find: "",
+            says: "queue `{0}` has {1}",
+            remedy: "remove {1}",
+            sql: &["
+                delete from longshore.ready
+                 where queue = {0:text}
+                   and id = {1:id}
+                   and run_at < {now} - {10 seconds}"],
+        };
+        let values = ["it's longshore.mail {now}".to_owned(), "7".to_owned()];
+        let problem = dialect().problem(&fault, &values);
+        assert_eq!(problem.to_string(), "queue `it's longshore.mail {now}` has 7");
+        assert_eq!(problem.remedy, "remove 7");
+        assert_eq!(
+            problem.sql,
+            ["delete from \"jobs\".ready\n  where queue = 'it''s longshore.mail {now}'\n  and id = <7>\n  \
+              and run_at < now() - 10;"]
+        );
+    }
+
+    #[test]
+    fn every_fault_has_a_remedy_in_known_words() {
+        let values: Vec<String> = (0..5).map(|n| format!("value {n}")).collect();
+        for fault in faults().chain([&jobs::UNREADABLE_OPTIONS]) {
+            let problem = dialect().problem(fault, &values);
+            assert!(problem.remedy.ends_with('.'), "{problem:?}");
+            assert!(!problem.sql.is_empty() || problem.remedy.contains("`longshore "), "{problem:?}");
+            let find = dialect().sql(fault.find, &values);
+            for text in problem.sql.iter().chain([&problem.problem, &problem.remedy, &find]) {
+                assert!(!text.contains(['{', '}', '?']), "{text}");
             }
-            Repair::KeepOutcome { job } => {
-                write!(f, "remove job {job} from ready, because it has finished")
-            }
-            Repair::DropWithoutRequest { job, table } => {
-                write!(f, "remove job {job} from {}, because it has no row in jobs", table.as_str())
-            }
-            Repair::FreeKey { key, job } => {
-                write!(
-                    f,
-                    "free the unique key `{key}`, because its owner, job {job}, is not live or has another key"
-                )
-            }
-            Repair::DropJournal { job } => {
-                write!(f, "remove the steps and waits of job {job}, because there is no such job")
-            }
-            Repair::AddTurn { queue, group, priority } => write!(
-                f,
-                "add a turn for group `{group}` of queue `{queue}`, because its waiting jobs of priority {priority} have none"
-            ),
-            Repair::Redeliver { event } => {
-                write!(f, "deliver event `{event}` again, because jobs still wait for it")
-            }
-            Repair::CorrectTally { queue, kind, outcome, tallied, found } => write!(
-                f,
-                "correct the tallies of {} jobs of kind `{kind}` in queue `{queue}` from {tallied} to {found}",
-                outcome.as_str()
-            ),
         }
     }
 }

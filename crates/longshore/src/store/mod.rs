@@ -57,7 +57,7 @@ mod tokens;
 mod workers;
 
 pub use crate::enqueue::EnqueuedBatch;
-pub use check::{CheckReport, Durability, Repair, StateTable};
+pub use check::{CheckReport, Durability, Problem};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
 #[cfg(feature = "sqlite")]
@@ -593,19 +593,11 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     // ---- check ------------------------------------------------------------
 
     /// Verifies, in one snapshot, that every job is in exactly one table, that keys
-    /// belong to live jobs and that the tallies match the rows.
+    /// belong to live jobs and that the tallies match the rows. Changes nothing.
     async fn check(&self) -> Result<CheckReport>;
 
     /// Reports the settings of the database with which a crash may lose stored jobs.
     async fn durability(&self) -> Result<Durability>;
-
-    /// Lists repairs that are safe now, at most a thousand of each type, without locking
-    /// anything.
-    async fn repairs(&self) -> Result<Vec<Repair>>;
-
-    /// Makes one repair if its reason still holds, in its own transaction. Returns whether
-    /// it did.
-    async fn repair(&self, repair: &Repair) -> Result<bool>;
 
     // ---- schedules --------------------------------------------------------
 

@@ -257,7 +257,7 @@ async fn folding_tallies_keeps_the_counts(fixture: Fixture) {
             assert_eq!(counts(&fixture).await, before, "after {age:?}");
         }
         assert_eq!(counts(&fixture).await, before, "after {age:?}");
-        assert_eq!(fixture.check().await.expect("check").problems, Vec::<String>::new());
+        assert_eq!(fixture.check().await.expect("check").problems, []);
     }
 }
 

@@ -70,7 +70,7 @@ where
         std::panic::resume_unwind(panicked.into_panic());
     }
     if let Some(report) = report {
-        assert_eq!(report.expect("check").problems, Vec::<String>::new(), "the case left inconsistent rows");
+        assert_eq!(report.expect("check").problems, [], "the case left inconsistent rows");
     }
 }
 

@@ -79,7 +79,7 @@ async fn follow(fixture: &Fixture) {
     })
     .await;
     let problems = fixture.check().await.expect("check").problems;
-    assert_eq!(problems, Vec::<String>::new());
+    assert_eq!(problems, []);
 }
 
 /// Runs all jobs with success until none is due, and returns their kinds.

@@ -516,7 +516,7 @@ async fn a_retry_concurrent_with_a_replacement_queues_the_new_contents(fixture: 
         let retry = tokio::spawn(async move { call(&caller, "retry", id).await });
         end_when_blocking(other, "commit").await;
         assert_eq!(in_time(retry).await.expect("task"), "queued");
-        assert_eq!(fixture.check().await.expect("check").problems, Vec::<String>::new());
+        assert_eq!(fixture.check().await.expect("check").problems, []);
         let worker = fixture.worker().await;
         let claimed = fixture.claim_from("other", worker, 9).await;
         assert_eq!((ids(&claimed), kinds(&claimed)), (vec![id], vec!["new"]));

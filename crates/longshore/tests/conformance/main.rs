@@ -35,6 +35,8 @@ macro_rules! cases {
 
 mod cancel;
 mod cancel_notices;
+mod check;
+mod check_flows;
 mod claim;
 mod claim_ahead;
 mod clock_steps;

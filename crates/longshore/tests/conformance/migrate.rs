@@ -245,7 +245,7 @@ async fn concurrent_migrations_all_succeed(fixture: Fixture) {
     assert!(created >= 1, "no process created the tables");
     let client = Client::connect(&url).await.expect("open");
     client.enqueue(job("mail")).await.expect("enqueue");
-    assert_eq!(client.check().await.expect("check").problems, Vec::<String>::new());
+    assert_eq!(client.check().await.expect("check").problems, []);
 }
 
 async fn operations_without_tables_say_to_migrate(fixture: Fixture) {

@@ -140,7 +140,7 @@ async fn use_queue(client: &Client) {
     client.settle(vec![report]).await.expect("settle");
     let by = ListFilter { kind: Some("mail".into()), ..ListFilter::default() };
     assert_eq!(client.list(&by).await.expect("list").jobs[0].id, id);
-    assert_eq!(client.check().await.expect("check").problems, Vec::<String>::new());
+    assert_eq!(client.check().await.expect("check").problems, []);
 }
 
 async fn everything_works_through_pgbouncer_in_session_mode(fixture: Fixture) {

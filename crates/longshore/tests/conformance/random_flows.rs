@@ -68,7 +68,7 @@ async fn every_schedule_of_every_graph_follows_the_rules(fixture: Fixture) {
         model.finish(&fixture, seed).await;
         if seed % 50 == 0 {
             let problems = fixture.check().await.expect("check").problems;
-            assert_eq!(problems, Vec::<String>::new(), "seed {seed}");
+            assert_eq!(problems, [], "seed {seed}");
         }
     }
 }

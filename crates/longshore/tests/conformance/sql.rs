@@ -537,7 +537,7 @@ async fn any_valid_schema_name_works_end_to_end(_: Fixture) {
             |claimed| Report { claimed, ending: done(), follow_ups: Vec::new(), has_progressed: false };
         let settled = client.settle(claims.jobs.iter().map(report).collect()).await.expect(schema);
         assert_eq!(settled, [Fenced::Held; 3], "{schema}");
-        assert_eq!(client.check().await.expect(schema).problems, Vec::<String>::new());
+        assert_eq!(client.check().await.expect(schema).problems, []);
     }
     database.remove().await;
 }

@@ -586,14 +586,6 @@ impl Store for PostgresStore {
         self.run_read((), |tx, ()| Box::pin(check::durability(tx))).await
     }
 
-    async fn repairs(&self) -> Result<Vec<Repair>> {
-        self.run_as(Mode::ALL_TABLES, (), |tx, ()| Box::pin(check::repairs(tx))).await
-    }
-
-    async fn repair(&self, repair: &Repair) -> Result<bool> {
-        self.run(repair.clone(), |tx, repair| Box::pin(check::repair(tx, repair))).await
-    }
-
     // ---- schedules --------------------------------------------------------
 
     async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {

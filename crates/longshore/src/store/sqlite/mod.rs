@@ -32,7 +32,6 @@ use tx::Tx;
 
 mod advance;
 mod check;
-mod check_flows;
 mod claim;
 mod claim_groups;
 mod engine;

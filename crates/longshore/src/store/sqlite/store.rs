@@ -526,15 +526,6 @@ impl Store for SqliteStore {
         self.engine.read(check::durability).await
     }
 
-    async fn repairs(&self) -> Result<Vec<Repair>> {
-        self.engine.read(check::repairs).await
-    }
-
-    async fn repair(&self, repair: &Repair) -> Result<bool> {
-        let repair = repair.clone();
-        self.engine.write(move |tx| check::repair(tx, &repair)).await
-    }
-
     // ---- schedules --------------------------------------------------------
 
     async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {
