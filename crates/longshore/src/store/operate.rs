@@ -1,6 +1,7 @@
 //! Operators' commands on single jobs, and their results.
 
 use crate::enqueue::ValidEdit;
+use crate::error::Error;
 use crate::failure::Fingerprint;
 use crate::job::JobId;
 
@@ -35,6 +36,15 @@ pub enum Operated {
     Moved,
     /// Nothing changed: the job's unique key belongs to this other live job.
     KeyTaken(JobId),
+}
+
+/// The error of a job whose request exists, but that is in none of the tables `ready`, `running` and
+/// `finished`, for example because rows were deleted by hand. It is not "not found": it still has its
+/// keys, and an operator can let it wait again.
+pub(crate) fn in_no_table(id: JobId) -> Error {
+    Error::internal(format!(
+        "job {id} is in none of the tables ready, running and finished; `longshore check` prints the remedy"
+    ))
 }
 
 /// Which dead letters to list.

@@ -1,7 +1,7 @@
 //! Cancel, in every state and against every ending.
 
 use longshore::store::Beat;
-use longshore::{AttemptEnd, Cancelled, Ending, JobId, Outcome, Status, lifecycle};
+use longshore::{AttemptEnd, Cancelled, Ending, JobId, ListFilter, Outcome, Status, lifecycle};
 
 use crate::fixture::*;
 
@@ -10,6 +10,8 @@ cases! {
     a_job_due_tomorrow_is_cancelled_at_once,
     a_retrying_job_keeps_its_error_and_its_attempts_when_cancelled,
     a_cancelled_suspect_keeps_its_interruptions,
+    a_cancel_keeps_the_time_of_the_last_failure,
+    a_cancel_is_no_failure,
     a_cancel_of_a_running_job_is_pending_and_reaches_its_worker,
     a_second_cancel_of_a_running_job_is_pending_too,
     a_success_wins_over_a_requested_cancel,
@@ -53,6 +55,43 @@ async fn a_cancelled_suspect_keeps_its_interruptions(fixture: Fixture) {
     assert_eq!(fixture.cancel(id).await.expect("cancel"), Cancelled::Now);
     let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Cancelled, 0, 1));
+}
+
+/// Cancelled while it waits, and while it runs, with the handler's reason and without.
+async fn a_cancel_keeps_the_time_of_the_last_failure(fixture: Fixture) {
+    let ends = [None, Some(observed_cancel()), Some(observed_cancel_without_reason())];
+    for (number, ending) in ends.into_iter().enumerate() {
+        let claimed = fixture.running(job("mail")).await;
+        let id = claimed.lease().id;
+        fixture.advance(7 * SECOND).await;
+        let failed_at = fixture.now().await;
+        fixture.must_finish(&claimed, failed()).await;
+        fixture.advance(30 * SECOND).await;
+        let mut error = "smtp said 451";
+        match ending {
+            None => assert_eq!(fixture.cancel(id).await.expect("cancel"), Cancelled::Now),
+            Some(ending) => {
+                let claimed = fixture.claim_one(fixture.worker().await).await;
+                assert_eq!(fixture.cancel(id).await.expect("cancel"), Cancelled::Pending);
+                fixture.advance(SECOND).await;
+                if number == 1 {
+                    error = "saw the cancellation";
+                }
+                fixture.must_finish(&claimed, ending).await;
+            }
+        }
+        let job = fixture.job(id).await;
+        assert_eq!((job.status, job.last_failed_at), (Status::Cancelled, Some(failed_at)), "{number}");
+        assert_eq!(job.last_error.as_deref(), Some(error), "{number}");
+        let listed = fixture.list(&ListFilter::default()).await.expect("list").jobs.remove(0);
+        assert_eq!((listed.id, listed.last_failed_at), (id, Some(failed_at)), "{number}");
+    }
+}
+
+async fn a_cancel_is_no_failure(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::Cancelled).await;
+    let job = fixture.job(id).await;
+    assert_eq!((job.last_error.as_deref(), job.last_failed_at), (Some("saw the cancellation"), None));
 }
 
 async fn a_cancel_of_a_running_job_is_pending_and_reaches_its_worker(fixture: Fixture) {

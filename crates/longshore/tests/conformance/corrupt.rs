@@ -3,7 +3,7 @@
 //! check, which names them.
 
 use longshore::store::{ClaimCursor, ClaimRequest};
-use longshore::{JobId, WorkerId};
+use longshore::{Edit, JobId, ListFilter, UniqueMode, WorkerId};
 
 use crate::fixture::*;
 
@@ -14,6 +14,7 @@ cases! {
     an_unsound_row_does_not_stop_a_limited_queue,
     an_unsound_suspect_does_not_stop_other_suspects,
     a_job_whose_options_cannot_be_read_is_claimed,
+    a_job_in_no_table_is_an_error_that_names_the_check,
 }
 
 pub(crate) const COPY_TO_READY: &str = "
@@ -134,6 +135,34 @@ async fn a_job_whose_options_cannot_be_read_is_claimed(fixture: Fixture) {
     let other = fixture.enqueue_kind("mail").await;
     let worker = fixture.worker().await;
     assert_eq!(ids(&fixture.claim(worker, 5).await), [id, other]);
+    assert_reported(&fixture, id).await;
+    fixture.skip_final_check();
+}
+
+async fn a_job_in_no_table_is_an_error_that_names_the_check(fixture: Fixture) {
+    let keyed = job("mail").idempotency_key("order-9").unique_key("customer-23", UniqueMode::Dedupe);
+    let id = fixture.add(keyed).await;
+    fixture.sql("delete from ready", None).await;
+    let by_key = ListFilter { idempotency_key: Some("order-9".into()), ..ListFilter::default() };
+    let errors = [
+        fixture.get(id).await.err(),
+        fixture.list(&ListFilter::default()).await.err(),
+        fixture.list(&by_key).await.err(),
+        fixture.cancel(id).await.err(),
+        fixture.retry(id).await.err(),
+        fixture.retry_with(id, Edit::default().priority(3)).await.err(),
+        fixture.edit(id, Edit::default().priority(3)).await.err(),
+        fixture.delete(id).await.err(),
+        fixture.redrive(id).await.err(),
+    ];
+    for (at, error) in errors.into_iter().enumerate() {
+        let error = error.unwrap_or_else(|| panic!("call {at} succeeded"));
+        let expected = format!(
+            "job {id} is in none of the tables ready, running and finished; `longshore check` prints the remedy"
+        );
+        assert_eq!(error.to_string(), expected, "call {at}");
+        assert!(!error.is_not_found() && !error.is_conflict() && !error.is_unavailable(), "call {at}");
+    }
     assert_reported(&fixture, id).await;
     fixture.skip_final_check();
 }

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::id_pattern::IdPattern;
 use crate::job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::keys::as_written;
+use crate::store::operate::in_no_table;
 use crate::store::{
     FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search,
     Searched, Step, Walk, Walked, merge,
@@ -181,7 +182,7 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         job.last_error = row.try_get::<Option<_>, _>(31)?.or(job.last_error);
         job.result = row.try_get::<Option<String>, _>(32)?.map(raw).transpose()?;
     } else {
-        return Err(Error::internal(format!("job {} is in no table; run `longshore check`", job.id)).into());
+        return Err(in_no_table(job.id).into());
     }
     Ok(job)
 }

@@ -15,6 +15,7 @@ use crate::enqueue::ValidEdit;
 use crate::error::Error;
 use crate::job::{JobId, Outcome, WorkerId};
 use crate::lifecycle::{Finished, LeaseFlags, Running, State, Waiting, When};
+use crate::store::operate::in_no_table;
 use crate::store::{DeadFilter, Operated, Operation};
 
 /// One statement, and so one snapshot: the job is in exactly one of the tables.
@@ -65,7 +66,7 @@ pub(super) async fn locate(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<State>> {
         let is_needed = row.try_get("needed")?;
         return Ok(Some(State::Finished(Finished { lease_no, outcome, is_needed })));
     }
-    Err(Error::internal(format!("job {id} is in no table; run `longshore check`")).into())
+    Err(in_no_table(id).into())
 }
 
 /// `max_wait` limits how long the command waits for the job, or a key that it needs, if

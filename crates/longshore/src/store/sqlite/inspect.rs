@@ -15,6 +15,7 @@ use crate::enqueue::Options;
 use crate::id_pattern::IdPattern;
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Status, WorkerId};
 use crate::keys::as_written;
+use crate::store::operate::in_no_table;
 use crate::store::{
     FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search,
     Searched, Step, Walk, Walked, merge,
@@ -134,20 +135,11 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
         }))
     })?;
     let Some(found) = found else { return Ok(None) };
-    let Some(mut record) = found else {
-        tracing::error!(job_id = %id, "the job is in none of the tables ready, running and finished; run `longshore check`");
-        return Ok(None);
-    };
+    let Some(mut record) = found else { return Err(in_no_table(id).into()) };
     if record.lease_no > 0 {
         let newest =
             tx.row(NEWEST_ERROR, [id.0.as_bytes()], |row| Ok((row.get::<_, String>(0)?, row.time(1)?)))?;
-        record.last_failed_at = match (&record.last_error, &newest) {
-            // The job finished with an error of its own, such as the reason it was cancelled.
-            (Some(last), newest) if newest.as_ref().is_none_or(|(error, _)| error != last) => {
-                record.finished_at
-            }
-            (_, newest) => newest.as_ref().map(|(_, at)| *at),
-        };
+        record.last_failed_at = newest.as_ref().map(|(_, at)| *at);
         record.last_error = record.last_error.or(newest.map(|(error, _)| error));
         if record.started_at.is_none() {
             record.started_at = tx.row(NEWEST_START, [id.0.as_bytes()], |row| row.time(0))?;

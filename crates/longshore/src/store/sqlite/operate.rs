@@ -16,6 +16,7 @@ use crate::enqueue::ValidEdit;
 use crate::error::Error;
 use crate::job::{JobId, Outcome};
 use crate::lifecycle::{Finished, LeaseFlags, Running, State, Waiting};
+use crate::store::operate::in_no_table;
 use crate::store::{DeadFilter, Operated, Operation};
 
 pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
@@ -44,6 +45,11 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
                exists (select 1 from flows o where o.id = finished.flow and o.ended_at is null) as needed
           from finished
          where id = ?1";
+    const REQUEST: &str = "
+        select 1
+          from jobs
+         where id = ?1";
+    let job = id;
     let id = id.0.as_bytes();
     let waiting = tx.row(WAITING, [id], |row| {
         Ok(State::Waiting(Waiting {
@@ -74,13 +80,17 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
     if running.is_some() {
         return Ok(running);
     }
-    tx.row(FINISHED, [id], |row| {
+    let finished = tx.row(FINISHED, [id], |row| {
         Ok(State::Finished(Finished {
             lease_no: row.get("lease_no")?,
             outcome: row.outcome("outcome")?,
             is_needed: row.get("needed")?,
         }))
-    })
+    })?;
+    if finished.is_none() && tx.row(REQUEST, [id], |_| Ok(()))?.is_some() {
+        return Err(in_no_table(job).into());
+    }
+    Ok(finished)
 }
 
 pub(super) fn operate(tx: &Tx<'_>, id: JobId, from: &State, to: &Operation) -> Sql<Operated> {

@@ -18,6 +18,7 @@ cases! {
     ten_concurrent_posts_with_one_key_create_one_job,
     an_invalid_job_is_refused_by_field,
     an_unknown_job_is_not_found,
+    a_job_in_no_table_is_an_internal_error,
     a_job_is_found_by_a_part_of_its_id,
     the_response_to_a_cancel_depends_on_the_status_of_the_job,
     a_list_is_newest_first_filtered_and_paged,
@@ -248,6 +249,23 @@ async fn an_invalid_job_is_refused_by_field(fixture: Fixture) {
         let stored = fixture.list(&longshore::ListFilter::default()).await.expect("list").jobs.len();
         assert!(stored == 2 || stored == 4, "{stored}");
     });
+}
+
+async fn a_job_in_no_table_is_an_internal_error(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let id = fixture.add(job("greet")).await;
+    fixture.sql("delete from ready", None).await;
+    fixture.skip_final_check();
+    for path in [format!("/jobs/{id}"), format!("/jobs/{id}/explain"), "/jobs".to_owned()] {
+        http.get(&path).await.expect_problem(500, "internal", "");
+    }
+    for path in [format!("/jobs/{id}/cancel"), format!("/jobs/{id}/retry")] {
+        http.post(&path, &json!({})).await.expect_problem(500, "internal", "");
+    }
+    http.json("PATCH", &format!("/jobs/{id}"), &json!({ "priority": 3 }))
+        .await
+        .expect_problem(500, "internal", "");
+    http.json("DELETE", &format!("/jobs/{id}"), &json!({})).await.expect_problem(500, "internal", "");
 }
 
 async fn an_unknown_job_is_not_found(fixture: Fixture) {
