@@ -17,9 +17,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use longshore::id_pattern::short_forms;
 use serde::Serialize;
-use uuid::Uuid;
 
 use crate::failure::Code;
 
@@ -174,12 +172,6 @@ impl Out {
     /// Whether people read the output, at a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         terminal().is_some()
-    }
-
-    /// The ids for a table: short ones at a terminal, where people read them, and whole ones
-    /// for programs.
-    pub(crate) fn ids(&self, ids: &[Uuid]) -> Vec<String> {
-        if self.is_terminal() { short_forms(ids) } else { ids.iter().map(Uuid::to_string).collect() }
     }
 
     /// Prints one line of text.

@@ -38,8 +38,8 @@
 //! caller can set, its checks, group commit), `client` (the entry point), `wake`
 //! (notifying workers), `recovery` (jobs of dead workers), `store` (the storage contract
 //! and its two engines), `json_schema` (payload schemas), `job_log` and `job_metrics` (log
-//! lines and metrics of attempts), `trace` (trace context), `nearest` and `id_pattern`
-//! (mistyped words and shortened ids), `network` (addresses in settings), `error`. `ARCHITECTURE.md` explains how they work
+//! lines and metrics of attempts), `trace` (trace context), `nearest` (mistyped
+//! words), `network` (addresses in settings), `error`. `ARCHITECTURE.md` explains how they work
 //! together.
 //!
 //! # Features
@@ -79,7 +79,6 @@ mod failure;
 #[doc(hidden)]
 pub mod flow;
 #[doc(hidden)]
-pub mod id_pattern;
 mod job;
 mod job_log;
 #[cfg(any(feature = "api", feature = "worker"))]
@@ -135,7 +134,6 @@ pub use error::{Error, Result};
 pub use failure::Fingerprint;
 pub use flow::Condition;
 pub use flow::graph::{Flow, Task, fan_out, task};
-pub use id_pattern::IdPattern;
 pub use job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, OperationId, Outcome, Status, WorkerId};
 #[doc(hidden)]
 pub use lifecycle::Ending;

@@ -571,28 +571,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/jobs/find": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Finds jobs by a part of their id, oldest first, at most 20. For a token that covers only some queues, the first 200
-         *     matching jobs are examined.
-         * @description Tables show ids in a short form. Finding a job by it does not depend on the number of
-         *     other jobs.
-         */
-        get: operations["find_jobs"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/jobs/{id}": {
         parameters: {
             query?: never;
@@ -1765,14 +1743,6 @@ export interface components {
             paused: boolean;
             queue: string;
         };
-        /** @description A job, without its payload. */
-        FoundJob: {
-            /** Format: uuid */
-            id: string;
-            kind: string;
-            queue: string;
-            status: components["schemas"]["Status"];
-        };
         /**
          * @description A group of a queue. The settings are those in effect: its own or, where it has none, the
          *     defaults of its queue.
@@ -1997,8 +1967,6 @@ export interface components {
             /** @description Jobs whose last failure belongs to this group. */
             failure?: string | null;
             group?: string | null;
-            /** @description Jobs whose id begins with these characters, at least 4, or has this short form. */
-            id?: string | null;
             idempotency_key?: string | null;
             kind?: string | null;
             /**
@@ -4707,11 +4675,6 @@ export interface operations {
                  * @example 9c33ef0a6b1d7f02
                  */
                 failure?: string;
-                /**
-                 * @description Only jobs whose id begins with these characters, at least 4, or has this short form.
-                 * @example 01990a2b
-                 */
-                id?: string;
                 /** @description Only jobs created at this time or later. */
                 newer_than?: string;
                 /** @description Only jobs created before this time. */
@@ -5008,51 +4971,6 @@ export interface operations {
             };
             /** @description The filter is empty, or a value is out of range. */
             422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Why the request failed. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    find_jobs: {
-        parameters: {
-            query: {
-                /**
-                 * @description The first characters of an id, at least 4, or its short form: the first 8 or more
-                 *     characters, two dots, and the last ones.
-                 * @example 01990a2b..6789ab
-                 */
-                id: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The jobs that the token covers. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["FoundJob"][];
-                };
-            };
-            /** @description The pattern cannot be part of an id. */
-            400: {
                 headers: {
                     [name: string]: unknown;
                 };

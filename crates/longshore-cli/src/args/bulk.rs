@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use clap::{ArgGroup, Args};
-use longshore::{IdPattern, Status};
+use longshore::{JobId, Status};
 
 use super::enqueue::rfc3339;
 use super::values;
@@ -16,9 +16,9 @@ use crate::duration;
 #[command(group = ArgGroup::new("which").required(true).multiple(true)
     .args(["ids", "status", "kind", "queue", "tag", "older_than", "newer_than"]))]
 pub(crate) struct BulkArgs {
-    /// The ids of the jobs, whole or shortened
+    /// The ids of the jobs
     #[arg(value_name = "ID", conflicts_with_all = ["status", "kind", "queue", "tag", "older_than", "newer_than"])]
-    pub(crate) ids: Vec<IdPattern>,
+    pub(crate) ids: Vec<JobId>,
 
     /// All jobs in this status
     #[arg(long, value_parser = values::status())]

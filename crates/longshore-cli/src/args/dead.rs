@@ -1,7 +1,7 @@
 //! The arguments of `longshore dead`.
 
 use clap::{ArgGroup, Args, Subcommand};
-use longshore::{Fingerprint, IdPattern};
+use longshore::{Fingerprint, JobId};
 
 use super::bulk::{Confirm, Filter, Since, since};
 use super::{PageArgs, Repeat};
@@ -88,9 +88,9 @@ pub(crate) struct DeadGroups {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args(["ids", "kind", "queue", "failure", "all"]))]
 pub(crate) struct Redrive {
-    /// The ids of the jobs, whole or shortened
+    /// The ids of the jobs
     #[arg(value_name = "ID", conflicts_with_all = ["kind", "queue", "failure", "all", "limit"])]
-    pub(crate) ids: Vec<IdPattern>,
+    pub(crate) ids: Vec<JobId>,
 
     /// All dead letters of this kind
     #[arg(long)]
@@ -117,9 +117,9 @@ pub(crate) struct Redrive {
 #[command(group = ArgGroup::new("which").required(true).multiple(true)
     .args(["ids", "kind", "queue", "tag", "older_than", "newer_than", "all"]))]
 pub(crate) struct Purge {
-    /// The ids of the jobs, whole or shortened
+    /// The ids of the jobs
     #[arg(value_name = "ID", conflicts_with_all = ["kind", "queue", "tag", "older_than", "newer_than", "all"])]
-    pub(crate) ids: Vec<IdPattern>,
+    pub(crate) ids: Vec<JobId>,
 
     #[command(flatten)]
     pub(crate) filter: Filter,

@@ -1,7 +1,7 @@
 //! The arguments of `longshore flows`.
 
 use clap::{Args, Subcommand};
-use longshore::{FlowId, IdPattern};
+use longshore::FlowId;
 
 use super::Repeat;
 
@@ -21,21 +21,21 @@ Examples:
     /// whose names differ only in a number are one line. The id of a job shows the job's children.
     #[command(after_help = "\
 Examples:
-  longshore flows show 01990a2b..6789ab           # as a list shows it
-  longshore flows show 01990a2b..6789ab --watch
-  longshore flows show 01990a2b..6789ab --json | jq '.tasks[] | .status'
+  longshore flows show 01990000-0000-7000-8000-000000000000
+  longshore flows show 01990000-0000-7000-8000-000000000000 --watch
+  longshore flows show 01990000-0000-7000-8000-000000000000 --json | jq '.tasks[] | .status'
 
 What it looks like:
-  TASK         STATUS     ID                AFTER
-  ┌ ✓ fetch    succeeded  01990a2b..01c4e2
+  TASK         STATUS     ID                                    AFTER
+  ┌ ✓ fetch    succeeded  01990a2b-c3d4-7abc-8def-01234501c4e2
   │
-  ├ ▶ parse    running    01990a2b..01c4e3  fetch
-  ├ ▶ count    running    01990a2b..01c4e4  fetch (ended)
+  ├ ▶ parse    running    01990a2b-c3d4-7abc-8def-01234501c4e3  fetch
+  ├ ▶ count    running    01990a2b-c3d4-7abc-8def-01234501c4e4  fetch (ended)
   │
-  └ ◌ store    waiting    01990a2b..01c4e5  parse, count")]
+  └ ◌ store    waiting    01990a2b-c3d4-7abc-8def-01234501c4e5  parse, count")]
     Show {
-        /// The id of the flow, or of a job with children: whole, its first characters, or its short form
-        id: IdPattern,
+        /// The id of the flow, or of a job with children
+        id: FlowId,
         #[command(flatten)]
         every: Repeat,
     },
@@ -69,14 +69,14 @@ A file looks like this:
     /// the flow end.
     #[command(after_help = "\
 Examples:
-  longshore flows add 01990a2b..6789ab part.json
-  jq -s '{jobs: .}' jobs.ndjson | longshore flows add 01990a2b..6789ab -
+  longshore flows add 01990000-0000-7000-8000-000000000000 part.json
+  jq -s '{jobs: .}' jobs.ndjson | longshore flows add 01990000-0000-7000-8000-000000000000 -
 
 A file looks like this:
   {\"jobs\": [{\"kind\": \"send\", \"payload\": 1}, {\"kind\": \"send\", \"payload\": 2}]}")]
     Add {
-        /// The id of the flow: whole, its first characters, or its short form
-        id: IdPattern,
+        /// The id of the flow
+        id: FlowId,
         /// A file with one JSON object, or - for standard input
         #[arg(value_name = "FILE|-", value_hint = clap::ValueHint::FilePath)]
         file: String,
@@ -85,7 +85,7 @@ A file looks like this:
     /// Let a flow end when all of its jobs have ended: no more can be added
     #[command(after_help = "\
 Examples:
-  longshore flows seal 01990a2b..6789ab")]
+  longshore flows seal 01990000-0000-7000-8000-000000000000")]
     Seal(FlowArg),
 
     /// Cancel a flow
@@ -94,7 +94,7 @@ Examples:
     /// flow's callbacks run when it has ended.
     #[command(after_help = "\
 Examples:
-  longshore flows cancel 01990a2b..6789ab         # exits 4 if it has ended")]
+  longshore flows cancel 01990000-0000-7000-8000-000000000000   # exits 4 if it has ended")]
     Cancel(FlowArg),
 
     /// Run the failed part of a flow again
@@ -103,14 +103,14 @@ Examples:
     /// not repeated.
     #[command(after_help = "\
 Examples:
-  longshore flows retry 01990a2b..6789ab")]
+  longshore flows retry 01990000-0000-7000-8000-000000000000")]
     Retry(FlowArg),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct FlowArg {
-    /// The id of the flow: whole, its first characters, or its short form
-    pub(crate) id: IdPattern,
+    /// The id of the flow
+    pub(crate) id: FlowId,
 }
 
 #[derive(Debug, Args)]

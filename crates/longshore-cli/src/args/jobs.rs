@@ -1,7 +1,7 @@
 //! The arguments of `longshore jobs`.
 
 use clap::{ArgGroup, Args, Subcommand};
-use longshore::{Fingerprint, IdPattern, JobId, Status};
+use longshore::{Fingerprint, JobId, Status};
 
 use super::bulk::{BulkArgs, Since, since};
 use super::{Repeat, WhenArgs, values};
@@ -25,11 +25,11 @@ Examples:
     /// Show one job with its history
     #[command(after_help = "\
 Examples:
-  longshore jobs show 01990a2b..6789ab                           # as a list shows it
+  longshore jobs show 01990000-0000-7000-8000-000000000000
   longshore jobs show 01990000-0000-7000-8000-000000000000 --json | jq .payload")]
     Show {
-        /// The job's id: whole, its first characters, or its short form
-        id: IdPattern,
+        /// The job's id
+        id: JobId,
     },
 
     /// Explain why a job is not running, what to do about it, and when it is expected to start
@@ -38,8 +38,8 @@ Examples:
   longshore jobs explain 01990000-0000-7000-8000-000000000000
   longshore jobs explain 01990000-0000-7000-8000-000000000000 --json | jq -r .reason")]
     Explain {
-        /// The job's id: whole, its first characters, or its short form
-        id: IdPattern,
+        /// The job's id
+        id: JobId,
     },
 
     /// List the journaled steps of a job: what is done, and what it waits for
@@ -48,8 +48,8 @@ Examples:
   longshore jobs steps 01990000-0000-7000-8000-000000000000
   longshore jobs steps 01990000-0000-7000-8000-000000000000 --json | jq '.[].name'")]
     Steps {
-        /// The job's id: whole, its first characters, or its short form
-        id: IdPattern,
+        /// The job's id
+        id: JobId,
     },
 
     /// Cancel jobs
@@ -172,8 +172,8 @@ pub(crate) struct PageArgs {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("change").required(true).multiple(true).args(["priority", "delay", "run_at", "payload"]))]
 pub(crate) struct Edit {
-    /// The job's id: whole, its first characters, or its short form
-    pub(crate) id: IdPattern,
+    /// The job's id
+    pub(crate) id: JobId,
 
     /// The new priority; -32768 to 32767
     #[arg(long, allow_negative_numbers = true)]

@@ -1,7 +1,7 @@
 //! The arguments of `longshore operations`.
 
 use clap::{Args, Subcommand, ValueEnum};
-use longshore::{IdPattern, OperationId};
+use longshore::OperationId;
 
 use super::Repeat;
 
@@ -23,12 +23,12 @@ Examples:
     /// the change, or if it no longer exists.
     #[command(after_help = "\
 Examples:
-  longshore operations show 01990a2b..6789ab            # as a list shows it
-  longshore operations show 01990a2b..6789ab --follow   # until it ends; exits 8 if it fails or is stopped
-  longshore operations show 01990a2b..6789ab --json | jq .changed")]
+  longshore operations show 01990000-0000-7000-8000-000000000000
+  longshore operations show 01990000-0000-7000-8000-000000000000 --follow   # until it ends; exits 8 if it fails or is stopped
+  longshore operations show 01990000-0000-7000-8000-000000000000 --json | jq .changed")]
     Show {
-        /// The id of the operation: whole, its first characters, or its short form
-        id: IdPattern,
+        /// The id of the operation
+        id: OperationId,
         /// Print a line for each progress until the operation ends
         #[arg(long)]
         follow: bool,
@@ -39,7 +39,7 @@ Examples:
     /// It stops after the jobs that it is changing now, at most 200. What it has changed stays changed.
     #[command(after_help = "\
 Examples:
-  longshore operations stop 01990a2b..6789ab            # exits 4 if it has ended")]
+  longshore operations stop 01990000-0000-7000-8000-000000000000   # exits 4 if it has ended")]
     Stop(OperationArg),
 
     /// Let an operation continue that was stopped or has failed
@@ -47,14 +47,14 @@ Examples:
     /// It continues where it was, and visits no job again. Workers and servers execute it.
     #[command(after_help = "\
 Examples:
-  longshore operations resume 01990a2b..6789ab          # exits 4 if it is done")]
+  longshore operations resume 01990000-0000-7000-8000-000000000000   # exits 4 if it is done")]
     Resume(OperationArg),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct OperationArg {
-    /// The id of the operation: whole, its first characters, or its short form
-    pub(crate) id: IdPattern,
+    /// The id of the operation
+    pub(crate) id: OperationId,
 }
 
 #[derive(Debug, Args)]

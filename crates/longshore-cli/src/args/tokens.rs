@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use longshore::IdPattern;
+use uuid::Uuid;
 
 use super::values;
 use crate::duration;
@@ -35,9 +35,9 @@ Examples:
 Examples:
   longshore tokens revoke 01990000-0000-7000-8000-000000000000")]
     Revoke {
-        /// The ids of the tokens, whole or shortened, as shown by `longshore tokens list`
+        /// The ids of the tokens, as shown by `longshore tokens list`
         #[arg(required = true, value_name = "ID")]
-        ids: Vec<IdPattern>,
+        ids: Vec<Uuid>,
     },
 }
 

@@ -3,11 +3,10 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use chrono::{DateTime, Utc};
-use longshore::{IdPattern, JobId, Status};
+use longshore::{JobId, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::find;
 use crate::args::{Confirm, Filter};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
@@ -18,8 +17,7 @@ use crate::output::{Out, Progress, counted};
 /// The result for one job.
 #[derive(Serialize)]
 struct JobResult {
-    /// The job's id, or what was given for it if no job was found.
-    job_id: String,
+    job_id: JobId,
     #[serde(flatten)]
     change: Change,
 }
@@ -35,23 +33,14 @@ enum Change {
 /// the exit code. Stops early if the queue is unavailable or access is denied, because the
 /// other jobs would fail in the same way.
 pub(super) async fn for_each_id(
-    endpoint: &Endpoint,
-    ids: &[IdPattern],
+    ids: &[JobId],
     out: &Out,
     act: impl AsyncFn(JobId) -> Result<String, Failure>,
 ) -> Outcome {
     let mut code = Code::Done;
     let mut results = Vec::with_capacity(ids.len());
-    for pattern in ids {
-        let mut job_id = pattern.to_string();
-        let done = match find::job_id(endpoint, pattern, out).await {
-            Ok(id) => {
-                job_id = id.to_string();
-                act(id).await
-            }
-            Err(failure) => Err(failure),
-        };
-        let change = match done {
+    for &job_id in ids {
+        let change = match act(job_id).await {
             Ok(status) => {
                 if !out.json {
                     out.line(format_args!("{status} {job_id}"));

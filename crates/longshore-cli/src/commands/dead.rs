@@ -19,9 +19,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Dead, out: &Out) -> Outcom
         Dead::List(args) => repeat(&args.every, out, async |out| list(endpoint, &args, out).await).await,
         Dead::Groups(args) => repeat(&args.every, out, async |out| groups(endpoint, &args, out).await).await,
         Dead::Redrive(args) if args.ids.is_empty() => redrive_all(endpoint, args, out).await,
-        Dead::Redrive(args) => {
-            for_each_id(endpoint, &args.ids, out, async |id| redrive(endpoint, id).await).await
-        }
+        Dead::Redrive(args) => for_each_id(&args.ids, out, async |id| redrive(endpoint, id).await).await,
         Dead::Purge(args) => purge(endpoint, args, out).await,
     }
 }
@@ -162,7 +160,7 @@ async fn purge(endpoint: &Endpoint, args: Purge, out: &Out) -> Outcome {
         let filter = JobFilter::new(Some(Status::FailedPermanent), args.filter);
         return for_all_matching(endpoint, Action::Delete, &filter, &args.confirm, out).await;
     }
-    for_each_id(endpoint, &args.ids, out, async |id| {
+    for_each_id(&args.ids, out, async |id| {
         require_dead_letter(endpoint, id).await?;
         delete(endpoint, id).await
     })

@@ -1,55 +1,16 @@
-//! Finds the job that a shortened id means, and words that were probably meant instead of
-//! mistyped ones.
+//! Finds words that were probably meant instead of mistyped ones.
 
 use longshore::nearest::{nearest, suggestion};
-use longshore::{ALL_QUEUES, DEFAULT_QUEUE, IdPattern, JobId};
+use longshore::{ALL_QUEUES, DEFAULT_QUEUE};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::queues::Queue;
 use super::stats::all_counts;
 use crate::endpoint::Endpoint;
-use crate::failure::{Code, Failure};
+use crate::failure::Failure;
 use crate::output::Out;
 use longshore::builtin;
-
-/// How many jobs are printed if an id can mean several.
-const MAX_CANDIDATES: usize = 10;
-
-/// A job that a pattern matches.
-#[derive(Deserialize)]
-struct Candidate {
-    id: JobId,
-    kind: String,
-    queue: String,
-    status: String,
-}
-
-/// The job that a pattern means. If it can mean several, prints them.
-pub(super) async fn job_id(endpoint: &Endpoint, pattern: &IdPattern, out: &Out) -> Result<JobId, Failure> {
-    if let Some(id) = pattern.exact() {
-        return Ok(JobId(id));
-    }
-    let reply = endpoint.get(&["jobs", "find"]).query("id", Some(pattern)).send().await?;
-    let found: Vec<Candidate> = reply.read()?;
-    match found.as_slice() {
-        [job] => Ok(job.id),
-        [] => Err(Failure::new(
-            Code::NotFound,
-            format_args!("no job has an id like `{pattern}`; `longshore jobs list` shows the jobs"),
-        )),
-        found => {
-            for Candidate { id, kind, queue, status } in found.iter().take(MAX_CANDIDATES) {
-                out.note(format_args!("{id}  {status}  {kind} in {queue}"));
-            }
-            let more =
-                if found.len() > MAX_CANDIDATES { ", of which the oldest are shown above" } else { "" };
-            Err(Failure::usage(format_args!(
-                "`{pattern}` matches several jobs{more}; give more characters, or one of these ids"
-            )))
-        }
-    }
-}
 
 /// Something with a name.
 #[derive(Deserialize)]

@@ -6,13 +6,12 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use chrono::{DateTime, Utc};
-use longshore::{FlowId, IdPattern};
+use longshore::FlowId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::find::job_id;
 use super::repeat::repeat;
 use crate::args::{FlowList, Flows};
 use crate::endpoint::{Endpoint, Reply};
@@ -46,24 +45,19 @@ struct Flow {
 pub(super) async fn run(endpoint: &Endpoint, command: Flows, out: &Out) -> Outcome {
     match command {
         Flows::List(args) => repeat(&args.every, out, async |out| list(endpoint, &args, out).await).await,
-        Flows::Show { id, every } => {
-            let id = flow_id(endpoint, &id, out).await?;
-            repeat(&every, out, async |out| show(endpoint, id, out).await).await
-        }
+        Flows::Show { id, every } => repeat(&every, out, async |out| show(endpoint, id, out).await).await,
         Flows::Enqueue { file } => enqueue(endpoint, &file, out).await,
         Flows::Add { id, file } => {
             let body = read(&file)?;
-            let id = flow_id(endpoint, &id, out).await?;
             let reply = endpoint.post(&["flows", &id.to_string(), "jobs"]).body(&body).send().await?;
             changed(&reply, out, |flow: &Flow| format!("the flow has {} now", counted(flow.members, "job")))
         }
         Flows::Seal(args) => {
-            let id = flow_id(endpoint, &args.id, out).await?;
-            let reply = endpoint.post(&["flows", &id.to_string(), "seal"]).send().await?;
+            let reply = endpoint.post(&["flows", &args.id.to_string(), "seal"]).send().await?;
             changed(&reply, out, |flow: &Flow| format!("sealed {}", flow.id))
         }
-        Flows::Cancel(args) => cancel(endpoint, &args.id, out).await,
-        Flows::Retry(args) => retry(endpoint, &args.id, out).await,
+        Flows::Cancel(args) => cancel(endpoint, args.id, out).await,
+        Flows::Retry(args) => retry(endpoint, args.id, out).await,
     }
 }
 
@@ -75,57 +69,6 @@ fn changed<Shown: DeserializeOwned>(reply: &Reply, out: &Out, line: impl Fn(&Sho
         out.line(line(&reply.read()?));
     }
     Ok(Code::Done)
-}
-
-// ---- finding -----------------------------------------------------------------
-
-/// The flow that a pattern means: a flow in the list or, for its children, a job.
-async fn flow_id(endpoint: &Endpoint, pattern: &IdPattern, out: &Out) -> Result<FlowId, Failure> {
-    if let Some(id) = pattern.exact() {
-        return Ok(FlowId(id));
-    }
-    let found = matching(endpoint, pattern).await?;
-    match found.as_slice() {
-        [] => match job_id(endpoint, pattern, out).await {
-            Ok(job) => Ok(FlowId(job.0)),
-            Err(failure) if failure.code == Code::NotFound => Err(Failure::new(
-                Code::NotFound,
-                format_args!("no flow has an id like `{pattern}`; `longshore flows list` shows the flows"),
-            )),
-            Err(failure) => Err(failure),
-        },
-        [flow] => Ok(flow.id),
-        flows => {
-            for Flow { id, name, status, .. } in flows {
-                out.note(format_args!("{id}  {status}  {name}"));
-            }
-            Err(Failure::usage(format_args!(
-                "`{pattern}` matches several flows; give more characters, or one of these ids"
-            )))
-        }
-    }
-}
-
-/// Up to a page of flows that a pattern matches. Flows are listed in the order of their ids, so the search
-/// begins at the highest id that the pattern can mean. A token that is limited to queues cannot list flows.
-async fn matching(endpoint: &Endpoint, pattern: &IdPattern) -> Result<Vec<Flow>, Failure> {
-    let (lowest, highest) = pattern.bounds();
-    let mut cursor = Uuid::from_u128(highest.as_u128().saturating_add(1));
-    let mut found = Vec::new();
-    loop {
-        let request = endpoint.get(&["flows"]).query("limit", Some(200)).query("cursor", Some(cursor));
-        let reply = match request.send().await {
-            Err(failure) if failure.code == Code::Denied => return Ok(found),
-            reply => reply?,
-        };
-        let page: Vec<Flow> = reply.read()?;
-        let is_last = page.last().is_none_or(|flow| flow.id.0 < lowest);
-        found.extend(page.into_iter().filter(|flow| pattern.matches(flow.id.0)));
-        match reply.next.filter(|_| !is_last && found.len() < 10) {
-            Some(next) => cursor = next.0,
-            None => return Ok(found),
-        }
-    }
 }
 
 // ---- list --------------------------------------------------------------------
@@ -154,15 +97,14 @@ async fn list(endpoint: &Endpoint, args: &FlowList, out: &Out) -> Outcome {
         ("status", Fit::Whole),
         ("name", Fit::Cut),
         ("jobs", Fit::Whole),
-        ("open", Fit::Whole),
-        ("failed", Fit::Whole),
-        ("age", Fit::Whole),
+        ("open", Fit::WholeOrOmitted),
+        ("failed", Fit::WholeOrOmitted),
+        ("age", Fit::WholeOrOmitted),
         ("deadline", Fit::WholeOrOmitted),
     ]);
-    let ids = out.ids(&flows.iter().map(|flow| flow.id.0).collect::<Vec<_>>());
-    for (flow, id) in flows.iter().zip(ids) {
+    for flow in &flows {
         table.row([
-            id,
+            flow.id.to_string(),
             status(flow),
             flow.name.clone(),
             flow.members.to_string(),
@@ -246,7 +188,7 @@ async fn show(endpoint: &Endpoint, id: FlowId, out: &Out) -> Outcome {
     }
     out.line("");
     let shown: Vec<Task> = tasks.read()?;
-    out.table(&graph::draw(&shown, out), "the flow has no jobs, or they are no longer kept");
+    out.table(&graph::draw(&shown), "the flow has no jobs, or they are no longer kept");
     if tasks.next.is_some() {
         out.note(format_args!(
             "only the first {} jobs are drawn; `GET /flows/{id}/tasks` lists all",
@@ -319,8 +261,7 @@ struct Cancelled {
     requested: u64,
 }
 
-async fn cancel(endpoint: &Endpoint, id: &IdPattern, out: &Out) -> Outcome {
-    let id = flow_id(endpoint, id, out).await?;
+async fn cancel(endpoint: &Endpoint, id: FlowId, out: &Out) -> Outcome {
     let reply = endpoint.post(&["flows", &id.to_string(), "cancel"]).send().await?;
     if out.json {
         out.document(&reply.read::<RawObject>()?);
@@ -341,8 +282,7 @@ struct Retried {
     reopened: u64,
 }
 
-async fn retry(endpoint: &Endpoint, id: &IdPattern, out: &Out) -> Outcome {
-    let id = flow_id(endpoint, id, out).await?;
+async fn retry(endpoint: &Endpoint, id: FlowId, out: &Out) -> Outcome {
     let reply = endpoint.post(&["flows", &id.to_string(), "retry"]).send().await?;
     if out.json {
         out.document(&reply.read::<RawObject>()?);

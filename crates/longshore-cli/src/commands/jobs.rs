@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Datelike, SecondsFormat, Utc};
 use longshore::worker::Signals;
-use longshore::{IdPattern, JobId, ListFilter, Status};
+use longshore::{JobId, ListFilter, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::bulk::{Action, JobFilter, for_all_matching, for_each_id};
 use super::enqueue::{StartTime, read_json};
-use super::find::{self, job_id};
+use super::find;
 use super::repeat::repeat;
 use super::stats::seconds;
 use crate::args::{self, Jobs, PageArgs, Since};
@@ -26,12 +26,9 @@ use record::Job;
 pub(super) async fn run(endpoint: &Endpoint, command: Jobs, out: &Out) -> Outcome {
     match command {
         Jobs::List(args) => repeat(&args.every, out, async |out| list(endpoint, &args, out).await).await,
-        Jobs::Show { id } => {
-            let id = job_id(endpoint, &id, out).await?;
-            show(&endpoint.get(&["jobs", &id.to_string()]).send().await?, out)
-        }
-        Jobs::Explain { id } => explain(endpoint, &id, out).await,
-        Jobs::Steps { id } => steps(endpoint, &id, out).await,
+        Jobs::Show { id } => show(&endpoint.get(&["jobs", &id.to_string()]).send().await?, out),
+        Jobs::Explain { id } => explain(endpoint, id, out).await,
+        Jobs::Steps { id } => steps(endpoint, id, out).await,
         Jobs::Cancel(args) => bulk(endpoint, Action::Cancel, args, out).await,
         Jobs::Retry(args) => bulk(endpoint, Action::Retry, args, out).await,
         Jobs::Delete(args) => bulk(endpoint, Action::Delete, args, out).await,
@@ -184,7 +181,7 @@ pub(super) fn print_page(
         ("id", Fit::Whole),
         ("status", Fit::Whole),
         ("kind", Fit::Cut),
-        ("age", Fit::Whole),
+        ("age", Fit::WholeOrOmitted),
         ("last error", Fit::CutLast),
         ("attempts", Fit::WholeOrOmitted),
         ("queue", Fit::CutOrOmitted),
@@ -192,13 +189,12 @@ pub(super) fn print_page(
         ("priority", Fit::WholeOrOmitted),
     ]);
     let jobs: Vec<Job> = reply.read()?;
-    let ids = out.ids(&jobs.iter().map(|job| job.id.0).collect::<Vec<_>>());
-    for (job, id) in jobs.iter().zip(ids) {
+    for job in &jobs {
         // A job that waits for something else than a time is due at the end of the year 9999.
         let has_time = job.run_at.year() < 9999;
         let is_waiting = has_time && matches!(job.status, Status::Queued | Status::Retrying);
         table.row([
-            id,
+            job.id.to_string(),
             job.status.to_string(),
             job.kind.clone(),
             out.age(job.created_at),
@@ -247,8 +243,7 @@ struct Explanation {
     estimated_seconds: Option<f64>,
 }
 
-async fn explain(endpoint: &Endpoint, id: &IdPattern, out: &Out) -> Outcome {
-    let id = job_id(endpoint, id, out).await?;
+async fn explain(endpoint: &Endpoint, id: JobId, out: &Out) -> Outcome {
     let reply = endpoint.get(&["jobs", &id.to_string(), "explain"]).send().await?;
     if out.json {
         out.document(&reply.read::<RawObject>()?);
@@ -281,8 +276,7 @@ struct Step {
     saved_at: DateTime<Utc>,
 }
 
-async fn steps(endpoint: &Endpoint, id: &IdPattern, out: &Out) -> Outcome {
-    let id = job_id(endpoint, id, out).await?;
+async fn steps(endpoint: &Endpoint, id: JobId, out: &Out) -> Outcome {
     let reply = endpoint.get(&["jobs", &id.to_string(), "steps"]).send().await?;
     if out.json {
         out.document(&reply.read::<Vec<RawObject>>()?);
@@ -312,7 +306,7 @@ async fn bulk(endpoint: &Endpoint, action: Action, args: args::BulkArgs, out: &O
         let filter = JobFilter::new(args.status, args.filter);
         return for_all_matching(endpoint, action, &filter, &args.confirm, out).await;
     }
-    for_each_id(endpoint, &args.ids, out, async |id| match action {
+    for_each_id(&args.ids, out, async |id| match action {
         Action::Cancel => cancel(endpoint, id).await,
         Action::Retry => retry(endpoint, id).await,
         Action::Delete => delete(endpoint, id).await,
@@ -358,8 +352,7 @@ async fn edit(endpoint: &Endpoint, args: args::Edit, out: &Out) -> Outcome {
         when: args.when.when().into(),
         payload: args.payload.map(|payload| read_json("payload", &payload)).transpose()?,
     };
-    let id = job_id(endpoint, &args.id, out).await?;
-    let reply = endpoint.patch(&["jobs", &id.to_string()]).body(&edit).send().await?;
+    let reply = endpoint.patch(&["jobs", &args.id.to_string()]).body(&edit).send().await?;
     if !out.json && reply.read::<Job>().is_err() {
         // A token without the scope `read` gets only the id and the status.
         let Changed { id, status } = reply.read()?;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use longshore::OperationId;
 use longshore::worker::Signals;
-use longshore::{IdPattern, OperationId};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -17,8 +17,6 @@ use crate::output::{Fit, Out, RawObject, Table, counted};
 
 /// How often `--follow` reads the operation.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
-/// How many operations are printed if an id can mean several.
-const MAX_CANDIDATES: usize = 10;
 
 /// An operation, in the API's format.
 #[derive(Deserialize)]
@@ -44,12 +42,8 @@ pub(super) async fn run(endpoint: &Endpoint, command: Operations, out: &Out) -> 
         Operations::List(args) => {
             repeat(&args.every, out, async |out| list(endpoint, &args, out).await).await
         }
-        Operations::Show { id, follow: false } => {
-            let id = operation_id(endpoint, &id, out).await?;
-            show(&get(endpoint, id).await?, out)
-        }
+        Operations::Show { id, follow: false } => show(&get(endpoint, id).await?, out),
         Operations::Show { id, follow: true } => {
-            let id = operation_id(endpoint, &id, out).await?;
             let (mut signals, out) = (Signals::new()?, out.appended());
             tokio::select! {
                 ended = follow(endpoint, id, &out) => ended,
@@ -57,13 +51,11 @@ pub(super) async fn run(endpoint: &Endpoint, command: Operations, out: &Out) -> 
             }
         }
         Operations::Stop(args) => {
-            let id = operation_id(endpoint, &args.id, out).await?;
-            let reply = endpoint.post(&["operations", &id.to_string(), "stop"]).send().await?;
+            let reply = endpoint.post(&["operations", &args.id.to_string(), "stop"]).send().await?;
             changed(&reply, out)
         }
         Operations::Resume(args) => {
-            let id = operation_id(endpoint, &args.id, out).await?;
-            let reply = endpoint.post(&["operations", &id.to_string(), "resume"]).send().await?;
+            let reply = endpoint.post(&["operations", &args.id.to_string(), "resume"]).send().await?;
             changed(&reply, out)
         }
     }
@@ -99,41 +91,6 @@ fn progress(operation: &Operation) -> String {
     }
 }
 
-/// The operation that a pattern means.
-async fn operation_id(endpoint: &Endpoint, pattern: &IdPattern, out: &Out) -> Result<OperationId, Failure> {
-    if let Some(id) = pattern.exact() {
-        return Ok(OperationId(id));
-    }
-    let (mut found, mut cursor) = (Vec::new(), None);
-    loop {
-        let request = endpoint.get(&["operations"]).query("limit", Some(200)).query("cursor", cursor);
-        let reply = request.send().await?;
-        let page: Vec<Operation> = reply.read()?;
-        found.extend(page.into_iter().filter(|operation| pattern.matches(operation.id.0)));
-        cursor = reply.next;
-        if cursor.is_none() {
-            break;
-        }
-    }
-    match found.as_slice() {
-        [operation] => Ok(operation.id),
-        [] => Err(Failure::new(
-            Code::NotFound,
-            format_args!(
-                "no operation has an id like `{pattern}`; `longshore operations list` shows the operations"
-            ),
-        )),
-        operations => {
-            for Operation { id, action, state, .. } in operations.iter().take(MAX_CANDIDATES) {
-                out.note(format_args!("{id}  {state}  {action}"));
-            }
-            Err(Failure::usage(format_args!(
-                "`{pattern}` matches several operations; give more characters, or one of these ids"
-            )))
-        }
-    }
-}
-
 // ---- list --------------------------------------------------------------------
 
 #[derive(Serialize)]
@@ -160,15 +117,14 @@ async fn list(endpoint: &Endpoint, args: &OperationList, out: &Out) -> Outcome {
         ("action", Fit::Whole),
         ("state", Fit::Whole),
         ("jobs", Fit::Whole),
-        ("changed", Fit::Whole),
-        ("skipped", Fit::Whole),
-        ("age", Fit::Whole),
-        ("filter", Fit::Cut),
+        ("changed", Fit::WholeOrOmittedFirst),
+        ("skipped", Fit::WholeOrOmittedFirst),
+        ("age", Fit::WholeOrOmittedFirst),
+        ("filter", Fit::CutOrOmitted),
     ]);
-    let ids = out.ids(&operations.iter().map(|operation| operation.id.0).collect::<Vec<_>>());
-    for (operation, id) in operations.iter().zip(ids) {
+    for operation in &operations {
         table.row([
-            id,
+            operation.id.to_string(),
             operation.action.clone(),
             operation.state.clone(),
             match operation.expected {

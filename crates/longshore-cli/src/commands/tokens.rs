@@ -4,7 +4,7 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use chrono::{DateTime, Utc};
 use longshore::api::hash_token;
-use longshore::{Client, IdPattern, NewToken, TokenRecord};
+use longshore::{Client, NewToken, TokenRecord};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -97,8 +97,7 @@ fn table(tokens: &[TokenRecord], now: DateTime<Utc>, out: &Out) -> Table {
         ("created", Fit::WholeOrOmitted),
         ("expires", Fit::WholeOrOmitted),
     ]);
-    let ids = out.ids(&tokens.iter().map(|token| token.id).collect::<Vec<_>>());
-    for (token, id) in tokens.iter().zip(ids) {
+    for token in tokens {
         let state = if token.revoked_at.is_some() {
             "revoked"
         } else if token.expires_at.is_some_and(|at| at <= now) {
@@ -107,7 +106,7 @@ fn table(tokens: &[TokenRecord], now: DateTime<Utc>, out: &Out) -> Table {
             "active"
         };
         table.row([
-            id,
+            token.id.to_string(),
             token.name.clone(),
             state.into(),
             token.scopes.join(","),
@@ -119,7 +118,7 @@ fn table(tokens: &[TokenRecord], now: DateTime<Utc>, out: &Out) -> Table {
     table
 }
 
-async fn revoke(client: &Client, ids: &[IdPattern], out: &Out) -> Outcome {
+async fn revoke(client: &Client, ids: &[Uuid], out: &Out) -> Outcome {
     let mut code = Code::Done;
     let mut revoked = Vec::new();
     let mut fail = |failed: Code, message: String| {
@@ -129,23 +128,15 @@ async fn revoke(client: &Client, ids: &[IdPattern], out: &Out) -> Outcome {
         }
     };
     let tokens = client.tokens().await?;
-    for pattern in ids {
-        let found: Vec<&TokenRecord> = tokens.iter().filter(|token| pattern.matches(token.id)).collect();
-        match found.as_slice() {
-            [] => fail(
+    for id in ids {
+        if tokens.iter().any(|token| token.id == *id) {
+            client.revoke_token(*id).await?;
+            revoked.push(*id);
+        } else {
+            fail(
                 Code::NotFound,
-                format!("token {pattern} does not exist; `longshore tokens list` shows all tokens"),
-            ),
-            [token] => {
-                client.revoke_token(token.id).await?;
-                revoked.push(token.id);
-            }
-            found => {
-                for token in found {
-                    out.note(format_args!("{}  {}", token.id, token.name));
-                }
-                fail(Code::Usage, format!("`{pattern}` matches several tokens; give more characters"));
-            }
+                format!("token {id} does not exist; `longshore tokens list` shows all tokens"),
+            );
         }
     }
     if out.json {

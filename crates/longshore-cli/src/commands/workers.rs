@@ -106,8 +106,7 @@ fn table(workers: &[Worker], out: &Out) -> Table {
         ("kinds", Fit::CutOrOmitted),
         ("id", Fit::WholeOrOmitted),
     ]);
-    let ids = out.ids(&workers.iter().map(|worker| worker.id).collect::<Vec<_>>());
-    for (worker, id) in workers.iter().zip(ids) {
+    for worker in workers {
         let server = is_server(worker.kinds.as_deref());
         let kinds = worker.kinds.as_ref().map_or_else(|| "any".into(), |kinds| kinds.join(","));
         table.row([
@@ -122,7 +121,7 @@ fn table(workers: &[Worker], out: &Out) -> Table {
             out.time(worker.heartbeat_at),
             duration::show_seconds(worker.stale_after_seconds),
             if server { "-".into() } else { kinds },
-            id,
+            worker.id.to_string(),
         ]);
     }
     table

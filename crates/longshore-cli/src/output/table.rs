@@ -247,17 +247,17 @@ ID              KIND        ATTEMPTS  LAST ERROR
             ("due", Fit::WholeOrOmitted),
             ("priority", Fit::WholeOrOmitted),
         ]);
-        let row = ["01a1e454..1b31ea", "summarize_text", "13m", "-", "0/3", "default", "in 2m", "0"];
+        let row = ["0123456789abcdef", "summarize_text", "13m", "-", "0/3", "default", "in 2m", "0"];
         table.row(row.map(Into::into));
         let expected = "\
 ID                KIND       AGE  LAST ERROR  ATTEMPTS  QUEUE    DUE    PRIORITY
-01a1e454..1b31ea  summariz…  13m  -           0/3       default  in 2m  0
+0123456789abcdef  summariz…  13m  -           0/3       default  in 2m  0
 ";
         assert_eq!(text(&table, Some(80)), expected);
         let rendered = table.render(Some(78), Colours::Off);
         let expected = "\
 ID                KIND            AGE  LAST ERROR  ATTEMPTS  QUEUE    DUE
-01a1e454..1b31ea  summarize_text  13m  -           0/3       default  in 2m
+0123456789abcdef  summarize_text  13m  -           0/3       default  in 2m
 ";
         assert_eq!((rendered.text.as_str(), rendered.omitted), (expected, vec!["priority"]));
     }

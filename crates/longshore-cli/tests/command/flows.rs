@@ -157,13 +157,8 @@ fn flows_are_listed_and_named_by_a_part_of_their_id(fixture: &Fixture) {
     let open = fixture.run("flows list --name b --open --json").json();
     assert_eq!((open["flows"].as_array().unwrap().len(), &open["flows"][0]["id"]), (1, &json!(ids[2])));
 
-    let short = JobId(ids[0].parse().unwrap()).short();
-    for part in [short.as_str(), &ids[0][..34]] {
-        assert_eq!(fixture.run(&format!("flows show {part} --json")).json()["flow"]["id"], ids[0]);
-    }
-    let several = fixture.run(&format!("flows cancel {}", &ids[0][..6]));
-    assert_eq!((several.code, several.out.as_str()), (2, ""), "{several:?}");
-    assert!(several.err.contains("matches several flows") && several.err.contains(&ids[0]), "{several:?}");
+    let part = &ids[0][..34];
+    fixture.run(&format!("flows cancel {part}")).fails_with(2, &[part, "longshore flows list"]);
     // Children have the id of their job.
     let job = fixture.enqueue("greet");
     fixture.run(&format!("flows show {job}")).fails_with(3, &["does not exist", "flows list"]);

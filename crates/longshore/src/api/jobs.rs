@@ -23,7 +23,7 @@ use super::waiting_calls::retry_after;
 use crate::client::Cancelled;
 use crate::enqueue::Edit;
 use crate::error::Error;
-use crate::job::{JobId, JobRecord, Status};
+use crate::job::{JobId, JobRecord};
 use crate::store::{ListFilter, Page, Payloads, Scope};
 
 /// How to return a job.
@@ -98,70 +98,6 @@ pub(super) async fn get(
 
 /// The longest wait for the end of a job.
 const MAX_WAIT: std::time::Duration = std::time::Duration::from_secs(20);
-/// The maximum number of jobs that a pattern returns.
-const MAX_FOUND: u32 = 20;
-/// The number of matching jobs to look at for a token that covers only some queues.
-const MAX_EXAMINED: u32 = 200;
-
-/// The pattern of an id.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct FindQuery {
-    /// The first characters of an id, at least 4, or its short form: the first 8 or more
-    /// characters, two dots, and the last ones.
-    #[param(
-        example = "01990a2b..6789ab",
-        pattern = r"^-*([0-9a-fA-F]-*){4,32}$|^-*([0-9a-fA-F]-*){8,31}\.\.-*([0-9a-fA-F]-*){0,12}$"
-    )]
-    id: String,
-}
-
-/// A job, without its payload.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = FoundJob)]
-pub(super) struct FoundJob {
-    id: Uuid,
-    kind: String,
-    queue: String,
-    #[schema(value_type = StatusSchema)]
-    status: Status,
-}
-
-/// Finds jobs by a part of their id, oldest first, at most 20. For a token that covers only some queues, the first 200
-/// matching jobs are examined.
-///
-/// Tables show ids in a short form. Finding a job by it does not depend on the number of
-/// other jobs.
-#[utoipa::path(
-    get,
-    path = "/jobs/find",
-    operation_id = "find_jobs",
-    tag = "jobs",
-    params(FindQuery),
-    responses(
-        (status = 200, description = "The jobs that the token covers.", body = Vec<FoundJob>),
-        (status = 400, description = "The pattern cannot be part of an id.", body = ProblemBody),
-    ),
-)]
-pub(super) async fn find(
-    State(server): State<Server>,
-    caller: Caller,
-    Query(query): Query<FindQuery>,
-) -> ApiResult<Json<Vec<FoundJob>>> {
-    let pattern = query.id.parse().map_err(Problem::in_url)?;
-    let examined = if caller.queues().is_some() { MAX_EXAMINED } else { MAX_FOUND };
-    let ids = server.client.find(&pattern, examined).await?;
-    let found = server.client.glance(0, &ids).await?;
-    let found = found.into_iter().filter(|job| caller.may_use(&job.queue).is_ok());
-    Ok(Json(
-        found
-            .take(MAX_FOUND as usize)
-            .map(|job| FoundJob { id: job.id.0, kind: job.kind, queue: job.queue, status: job.status })
-            .collect(),
-    ))
-}
-
 /// Filters and paging.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -184,12 +120,6 @@ pub(super) struct ListQuery {
     /// Only jobs whose last failure belongs to this group: dead letters, and jobs that run or are tried again.
     #[param(example = "9c33ef0a6b1d7f02", pattern = "^[0-9a-fA-F]{16}$")]
     failure: Option<String>,
-    /// Only jobs whose id begins with these characters, at least 4, or has this short form.
-    #[param(
-        example = "01990a2b",
-        pattern = r"^-*([0-9a-fA-F]-*){4,32}$|^-*([0-9a-fA-F]-*){8,31}\.\.-*([0-9a-fA-F]-*){0,12}$"
-    )]
-    id: Option<String>,
     /// Only jobs created at this time or later.
     newer_than: Option<DateTime<Utc>>,
     /// Only jobs created before this time.
@@ -253,7 +183,6 @@ pub(super) async fn list(
         tag: query.tag.clone(),
         error: query.error.clone(),
         failure: query.failure.as_deref().map(str::parse).transpose().map_err(Problem::in_url)?,
-        id: query.id.as_deref().map(str::parse).transpose().map_err(Problem::in_url)?,
         idempotency_key: query.idempotency_key.clone(),
         unique_key: query.unique_key.clone(),
         newer_than: query.newer_than,

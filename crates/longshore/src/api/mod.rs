@@ -294,7 +294,6 @@ impl Api {
                 [
                     routes!(jobs::list),
                     routes!(jobs::get),
-                    routes!(jobs::find),
                     routes!(explain::explain),
                     routes!(flows::list),
                     routes!(flows::get),

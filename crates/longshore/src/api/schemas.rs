@@ -451,9 +451,6 @@ pub(super) struct JobFilterSchema {
     /// Jobs whose last failure belongs to this group.
     #[schema(pattern = "^[0-9a-fA-F]{16}$")]
     failure: Option<String>,
-    /// Jobs whose id begins with these characters, at least 4, or has this short form.
-    #[schema(pattern = r"^-*([0-9a-fA-F]-*){4,32}$|^-*([0-9a-fA-F]-*){8,31}\.\.-*([0-9a-fA-F]-*){0,12}$")]
-    id: Option<String>,
     #[schema(min_length = 1, max_length = 1024)]
     idempotency_key: Option<String>,
     /// Of an unfinished job.

@@ -6,7 +6,6 @@ use chrono::{DateTime, Utc};
 
 use super::Client;
 use crate::error::{Error, Result};
-use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::{
@@ -81,24 +80,6 @@ impl Client {
     /// Lists the queues that have settings or live jobs.
     pub async fn queues(&self) -> Result<Vec<QueueRecord>> {
         self.store.queues().await
-    }
-
-    /// Lists up to `limit` jobs whose ids match a pattern, oldest first: the beginning of an
-    /// id, or its [short form](JobId::short).
-    ///
-    /// ```
-    /// # use longshore::{Client, NewJob};
-    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// # let client = Client::connect("sqlite::memory:").await?;
-    /// # client.migrate().await?;
-    /// let job = client.enqueue(NewJob::new("greet", "Ada")).await?;
-    /// let found = client.find(&job.id.short().parse()?, 10).await?;
-    /// assert_eq!(found, [job.id]);
-    /// # Ok::<(), longshore::Error>(())
-    /// # }).unwrap();
-    /// ```
-    pub async fn find(&self, pattern: &IdPattern, limit: u32) -> Result<Vec<JobId>> {
-        self.store.find(pattern, limit).await
     }
 }
 

@@ -348,11 +348,11 @@ impl<'c> Execution<'c> {
     async fn find_again(&self, ids: &[JobId]) -> Result<Vec<Target>> {
         let Some(filter) = &self.operation.record.filter else { return self.named(ids).await };
         let filter = JobFilter::from_stored(filter)?;
+        let list = filter.page(None, 1);
         let mut jobs = Vec::with_capacity(ids.len());
         for id in ids {
-            let only = JobFilter { id: Some(id.0.to_string().parse()?), ..filter.clone() };
-            let found = self.client.store.list(&only.page(None, 1)).await?.jobs;
-            jobs.push(found.first().map_or(Target::skipped(*id), |job| self.matching(&filter, job)));
+            let found = self.client.store.get(*id).await?.filter(|job| list.selects(job));
+            jobs.push(found.map_or(Target::skipped(*id), |job| self.matching(&filter, &job)));
         }
         Ok(jobs)
     }

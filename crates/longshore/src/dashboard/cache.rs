@@ -15,7 +15,6 @@ use tokio::time::Instant;
 use crate::api::explain::{self, Explanation};
 use crate::client::Client;
 use crate::error::Result;
-use crate::id_pattern::IdPattern;
 use crate::job::{FlowId, JobId, JobRecord};
 use crate::store::{
     Count, Durability, FailureFilter, FailureRecord, FlowFilter, FlowRecord, FoundGroup, Glance, GroupRecord,
@@ -137,10 +136,6 @@ reads! {
     jobs(filter: &ListFilter) -> Page = async |client: &Client, filter: &ListFilter| client.list(filter).await;
     job(id: JobId) -> JobRecord = async |client: &Client, id| client.get(id).await;
     steps(id: JobId) -> Vec<StepRecord> = async |client: &Client, id| client.steps(id).await;
-    find(pattern: &IdPattern) -> Vec<Glance> = async |client: &Client, pattern: &IdPattern| {
-        let ids = client.find(pattern, MAX_EXAMINED).await?;
-        client.glance(0, &ids).await
-    };
     glance(id: JobId) -> Vec<Glance> = async |client: &Client, id| client.glance(0, &[id]).await;
     groups(queue: &str, after: &str) -> Vec<GroupRecord> =
         async |client: &Client, queue: &str, after: &str| client.groups(queue, after, GROUPS).await;
@@ -168,10 +163,8 @@ impl Data {
     }
 }
 
-/// How many jobs a search by id shows at most.
+/// How many groups a search by name shows at most.
 const MAX_FOUND: u32 = 20;
-/// The number of jobs to look at, as in `GET /jobs/find`. They are found for all callers, who may see different queues.
-const MAX_EXAMINED: u32 = 200;
 /// The number of groups per page.
 pub(super) const GROUPS: u32 = 100;
 

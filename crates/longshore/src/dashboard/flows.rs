@@ -114,7 +114,7 @@ fn row(frame: &Frame, flow: &FlowRecord) -> Markup {
         tr #(format!("flow-{}", flow.id)) data-row {
             td .c-status { (state(flow.status)) }
             td .strong { a data-open href=(url) { (flow.name) } }
-            td .c-id { a .id href=(url) title=(flow.id) { (JobId(flow.id.0).short()) } }
+            td .c-id { a .id href=(url) title=(flow.id) { (format::id_ends(flow.id.0)) } }
             td .c-number data-label="Tasks" { (format::number(flow.members)) @if !flow.sealed { "+" } }
             td .c-number data-label="Open" { (format::number(flow.open)) }
             td .c-number data-label="Failed" { @if flow.failed > 0 { span .error { (format::number(flow.failed)) } } @else { span .faint { "0" } } }
@@ -299,7 +299,7 @@ fn waited(link: &LinkRecord) -> Markup {
         Some(false) => ("tag is-unmet", "✗ "),
         None => ("tag", ""),
     };
-    let name = link.task.clone().unwrap_or_else(|| link.id.short());
+    let name = link.task.clone().unwrap_or_else(|| format::id_ends(link.id.0));
     let condition = match link.condition {
         Condition::Succeeded => "",
         Condition::Ended => " ended",

@@ -121,6 +121,13 @@ pub(super) fn in_words(at: DateTime<Utc>) -> String {
     at.format("%-d %b %Y %H:%M UTC").to_string()
 }
 
+/// Both ends of an id, for people: ids that are created together begin alike. Pages link it to
+/// the whole id.
+pub(super) fn id_ends(id: uuid::Uuid) -> String {
+    let digits = id.simple().to_string();
+    format!("{}…{}", &digits[..8], &digits[26..])
+}
+
 /// The first characters of a text, with an ellipsis if there are more.
 pub(super) fn shortened(text: &str, max: usize) -> String {
     match text.char_indices().nth(max) {

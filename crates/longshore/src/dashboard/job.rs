@@ -40,7 +40,7 @@ struct OneJob {
 pub(super) async fn page(view: View, Path(id): Path<String>) -> ApiResult<Response> {
     let id: JobId = id.parse().map_err(Problem::in_url)?;
     let loaded = load(&view, id).await?;
-    let title = format!("{} {}", name(&loaded.job), id.short());
+    let title = format!("{} {}", name(&loaded.job), format::id_ends(id.0));
     Ok(view.respond(Section::Jobs, &title, render(&view.frame, &loaded)))
 }
 
@@ -330,7 +330,7 @@ fn facts(frame: &Frame, loaded: &OneJob) -> Markup {
                 dt { "Timeout" } dd { @match job.timeout { Some(limit) => (format::duration(limit)), None => "none" } }
                 @if let Some(name) = schedule(job) { dt { "Schedule" } dd { a .quiet href=(frame.url(&format!("/ui/cron#cron-{}", encoded(&name)))) { (name) } } }
                 @if let Some(flow) = &loaded.flow { dt { "Flow" } dd { a .quiet href=(frame.url(&format!("/ui/flows/{}", flow.id))) { (flow.name) } } }
-                @else if let Some(flow) = job.flow { dt { "Flow" } dd { span .id { (JobId(flow.0).short()) } } }
+                @else if let Some(flow) = job.flow { dt { "Flow" } dd { span .id { (format::id_ends(flow.0)) } } }
                 @if let Some(task) = &job.task { dt { "Task" } dd { (task) } }
                 @if let Some(parent) = loaded.parent { dt { "Parent" } dd { (job_link(parent, frame)) } }
                 @if let Some(children) = &loaded.children {

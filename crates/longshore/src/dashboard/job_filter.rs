@@ -6,7 +6,6 @@ use serde_json::{Map, Value};
 use super::url::Params;
 use super::{Frame, Rights};
 use crate::failure::Fingerprint;
-use crate::id_pattern::IdPattern;
 use crate::job::{JobId, Status};
 use crate::store::{ListFilter, Payloads};
 
@@ -14,13 +13,12 @@ use crate::store::{ListFilter, Payloads};
 pub(super) const PAGE_SIZE: u32 = 50;
 
 /// The parameters that select jobs, with their labels. Status is not among them: it has tabs.
-pub(super) const FIELDS: [(&str, &str); 10] = [
+pub(super) const FIELDS: [(&str, &str); 9] = [
     ("kind", "Kind"),
     ("queue", "Queue"),
     ("group", "Group"),
     ("tag", "Tag"),
     ("error", "Error contains"),
-    ("id", "Id begins with"),
     ("newer_than", "Created after"),
     ("older_than", "Created before"),
     ("ended_after", "Ended after"),
@@ -117,13 +115,6 @@ impl JobFilter {
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        let mut id = None;
-        if let Some(pattern) = params.get("id") {
-            match pattern.parse::<IdPattern>() {
-                Ok(pattern) => id = Some(pattern),
-                Err(error) => problems.push(error.to_string()),
-            }
-        }
         let mut failure = None;
         if let Some(fingerprint) = params.get("failure") {
             match fingerprint.parse::<Fingerprint>() {
@@ -152,7 +143,6 @@ impl JobFilter {
             tag: text("tag"),
             error: text("error"),
             failure,
-            id,
             idempotency_key: text("idempotency_key"),
             unique_key: text("unique_key"),
             newer_than: time("newer_than"),
@@ -179,7 +169,6 @@ impl JobFilter {
         [&list.group, &list.tag, &list.error, &list.idempotency_key, &list.unique_key]
             .into_iter()
             .any(Option::is_some)
-            || list.id.is_some()
             || list.failure.is_some()
             || [list.newer_than, list.older_than, list.ended_after, list.ended_before]
                 .into_iter()
@@ -298,9 +287,9 @@ mod tests {
 
     #[test]
     fn values_that_cannot_be_used_are_reported_and_ignored() {
-        let filter = JobFilter::of(&frame(&[("status", "done"), ("id", "xyz"), ("older_than", "soon")]));
-        assert_eq!(filter.problems.len(), 3, "{:?}", filter.problems);
-        assert!(filter.list.statuses.is_empty() && filter.list.id.is_none());
+        let filter = JobFilter::of(&frame(&[("status", "done"), ("older_than", "soon")]));
+        assert_eq!(filter.problems.len(), 2, "{:?}", filter.problems);
+        assert!(filter.list.statuses.is_empty());
     }
 
     #[test]

@@ -283,7 +283,7 @@ fn row(frame: &Frame, job: &JobRecord, can_act: bool) -> Markup {
     html! {
         tr #(format!("job-{}", job.id)) data-row data-status=(widgets::status_word(job.status)) {
             @if can_act {
-                td .select { input type="checkbox" name="id" value=(job.id) aria-label=(format!("Select job {}", job.id.short())); }
+                td .select { input type="checkbox" name="id" value=(job.id) aria-label=(format!("Select job {}", format::id_ends(job.id.0))); }
             }
             td .c-status { (widgets::status(job.status)) }
             td .c-kind { a .strong data-open href=(frame.url(&format!("/ui/jobs/{}", job.id))) { (job.kind) } }

@@ -9,10 +9,9 @@ use super::url::{Params, encoded};
 use super::widgets::{group_url, heading};
 use super::{Frame, View};
 use crate::api::problem::ApiResult;
-use crate::id_pattern::IdPattern;
-use crate::store::Glance;
+use crate::job::{FlowId, JobId};
 
-/// Opens what the text means: a job, a queue, a group, a kind, or else the jobs whose error contains it.
+/// Opens what the text means: the job or flow with this id, a queue, a group, a kind, or else the jobs whose error contains it.
 pub(super) async fn page(view: View) -> ApiResult<Response> {
     let text = view.frame.params.get("q").unwrap_or_default().trim();
     let location = find(&view, text).await?;
@@ -21,13 +20,13 @@ pub(super) async fn page(view: View) -> ApiResult<Response> {
 
 async fn find(view: &View, text: &str) -> ApiResult<String> {
     let frame = &view.frame;
-    if let Ok(pattern) = text.parse::<IdPattern>() {
-        let found = view.data.find(&pattern).await?;
-        let visible: Vec<&Glance> = found.iter().filter(|job| frame.rights.covers(&job.queue)).collect();
-        match visible.as_slice() {
-            [] => {}
-            [job] => return Ok(frame.url(&format!("/ui/jobs/{}", job.id))),
-            _ => return Ok(jobs(frame, "id", text)),
+    if let Ok(id) = text.parse::<JobId>() {
+        let found = view.data.glance(id).await?;
+        if found.iter().any(|job| frame.rights.covers(&job.queue)) {
+            return Ok(frame.url(&format!("/ui/jobs/{id}")));
+        }
+        if frame.rights.covers_all() && view.data.flow(FlowId(id.0)).await.is_ok() {
+            return Ok(frame.url(&format!("/ui/flows/{id}")));
         }
     }
     let queues = view.data.queues().await?;

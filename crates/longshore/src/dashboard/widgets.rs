@@ -77,9 +77,9 @@ pub(super) fn since(at: DateTime<Utc>, frame: &Frame) -> Markup {
     }
 }
 
-/// The short form of an id, as a link to the job.
+/// Both ends of an id, as a link to the job.
 pub(super) fn job_link(id: JobId, frame: &Frame) -> Markup {
-    html! { a .id href=(frame.url(&format!("/ui/jobs/{id}"))) title=(id) { (id.short()) } }
+    html! { a .id href=(frame.url(&format!("/ui/jobs/{id}"))) title=(id) { (format::id_ends(id.0)) } }
 }
 
 pub(super) fn queue_link(queue: &str, frame: &Frame) -> Markup {

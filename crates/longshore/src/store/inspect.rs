@@ -9,7 +9,6 @@ use uuid::Uuid;
 
 use crate::error::{Error, Result};
 use crate::failure::Fingerprint;
-use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, Status};
 use crate::keys::stored_forms;
 
@@ -54,8 +53,6 @@ pub struct ListFilter {
     pub error: Option<String>,
     /// Jobs whose last failure belongs to this group: dead letters, and jobs that are tried again.
     pub failure: Option<Fingerprint>,
-    /// Jobs whose ids match.
-    pub id: Option<IdPattern>,
     /// The job with this idempotency key, its own or that of a request merged into it. With a queue, also the one with
     /// this key in the namespace of the queue.
     pub idempotency_key: Option<String>,
@@ -134,13 +131,10 @@ impl ListFilter {
     /// (inclusive). Ids start with their creation time, so a time is a bound on ids.
     pub(crate) fn id_bounds(&self) -> (Option<Uuid>, Option<Uuid>) {
         let cursor = self.cursor.map(|id| id.0);
-        let (lowest, highest) = self.id.as_ref().map(IdPattern::bounds).unzip();
-        let after_highest = highest.and_then(|id: Uuid| id.as_u128().checked_add(1)).map(Uuid::from_u128);
         let ended = self.ended_before.and_then(|at| at.checked_add_signed(ListFilter::CLOCK_SKEW));
-        let before =
-            [self.older_than.and_then(first_id_of), ended.and_then(first_id_of), cursor, after_highest];
+        let before = [self.older_than.and_then(first_id_of), ended.and_then(first_id_of), cursor];
         let from = self.newer_than.map(|at| first_id_of(at).unwrap_or(Uuid::max()));
-        (before.into_iter().flatten().min(), from.into_iter().chain(lowest).max())
+        (before.into_iter().flatten().min(), from)
     }
 
     /// The filters to search for one after the other: each has at most one status. Their results are
@@ -207,7 +201,6 @@ impl ListFilter {
             && (self.error.is_none() || ListFilter::WITH_ERROR.contains(&job.status))
             && self.has_error(job.last_error.as_deref())
             && self.has_failure(job)
-            && self.id.as_ref().is_none_or(|id| id.matches(job.id.0))
             && self.has_end(job.finished_at)
             && (self.unique_key.is_none() || (job.unique_key == self.unique_key && job.finished_at.is_none()))
             && before.is_none_or(|before| job.id.0 < before)
@@ -291,7 +284,6 @@ impl Default for ListFilter {
             tag: None,
             error: None,
             failure: None,
-            id: None,
             idempotency_key: None,
             unique_key: None,
             older_than: None,
@@ -364,7 +356,6 @@ pub(crate) struct Search {
     needed: usize,
     before: Option<Uuid>,
     from: Option<Uuid>,
-    id: Option<IdPattern>,
     /// Newest first, like the next one.
     live: Vec<JobId>,
     walked: Vec<JobId>,
@@ -427,13 +418,11 @@ impl Search {
         started: Instant,
     ) -> Self {
         let (before, from) = filter.id_bounds();
-        live.retain(|id| filter.id.as_ref().is_none_or(|pattern| pattern.matches(id.0)));
         live.sort_unstable_by(|a, b| b.cmp(a));
         Search {
             needed: filter.offset as usize + filter.page_size() as usize,
             before,
             from,
-            id: filter.id.clone(),
             live,
             walked: Vec::new(),
             position: if walk.is_some() { Position::Start } else { Position::End },
@@ -463,8 +452,7 @@ impl Search {
     pub(crate) fn add_step(&mut self, step: Step, walked: Walked, took: Duration) {
         let is_within = |id: &JobId| self.from.is_none_or(|from| id.0 >= from);
         self.position = walked.reached.filter(is_within).map_or(Position::End, Position::At);
-        let matches = |id: &JobId| self.id.as_ref().is_none_or(|pattern| pattern.matches(id.0));
-        let found: Vec<JobId> = walked.ids.into_iter().filter(|id| is_within(id) && matches(id)).collect();
+        let found: Vec<JobId> = walked.ids.into_iter().filter(is_within).collect();
         self.walked.extend(found);
         let left = self.search_time.saturating_sub(self.started.elapsed()).min(Search::STEP_TIME);
         let rows = f64::from(step.rows) * left.as_secs_f64() / took.as_secs_f64().max(1e-6);

@@ -22,7 +22,6 @@ use uuid::Uuid;
 use crate::BoxFuture;
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
-use crate::id_pattern::IdPattern;
 use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
@@ -563,10 +562,6 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// without payloads. Each job is listed once, oldest first; ids in `also` that do
     /// not exist are left out.
     async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>>;
-
-    /// Lists up to `limit` jobs whose ids match a pattern, oldest first. Reads the ids
-    /// between the pattern's bounds, and nothing else of the jobs.
-    async fn find(&self, pattern: &IdPattern, limit: u32) -> Result<Vec<JobId>>;
 
     // ---- stats ------------------------------------------------------------
 

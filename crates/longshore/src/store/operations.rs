@@ -11,7 +11,6 @@ use uuid::Uuid;
 use super::inspect::{ListFilter, Payloads};
 use crate::error::{Error, Result};
 use crate::failure::Fingerprint;
-use crate::id_pattern::IdPattern;
 use crate::job::{JobId, OperationId, Status};
 
 /// For how many days operations are kept that are not running. The statement of Postgres repeats this
@@ -114,9 +113,6 @@ pub struct JobFilter {
     /// Jobs whose last failure belongs to this group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<Fingerprint>,
-    /// Jobs whose ids match.
-    #[serde(skip_serializing_if = "Option::is_none", with = "id_pattern_as_text")]
-    pub id: Option<IdPattern>,
     /// The job with this idempotency key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
@@ -162,7 +158,6 @@ impl JobFilter {
             tag,
             error,
             failure,
-            id,
             idempotency_key,
             unique_key,
             older_than,
@@ -178,7 +173,6 @@ impl JobFilter {
             tag,
             error,
             failure,
-            id,
             idempotency_key,
             unique_key,
             older_than,
@@ -208,7 +202,7 @@ impl JobFilter {
             return Err(Error::invalid(
                 "filter",
                 "filter: is empty and would match every job; set at least one of status, kind, queue, group, tag, \
-                 error, failure, id, idempotency_key, unique_key, older_than, newer_than, ended_before and ended_after",
+                 error, failure, idempotency_key, unique_key, older_than, newer_than, ended_before and ended_after",
             ));
         }
         let texts = [
@@ -232,23 +226,6 @@ fn check_text(field: &'static str, text: &str) -> Result<()> {
         _ => "is longer than 1,024 bytes; shorten it",
     };
     Err(Error::invalid(field, format!("{field}: {problem}")))
-}
-
-/// Patterns of ids are stored as people write them.
-mod id_pattern_as_text {
-    use serde::de::Error as _;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use crate::id_pattern::IdPattern;
-
-    pub(super) fn serialize<S: Serializer>(id: &Option<IdPattern>, output: S) -> Result<S::Ok, S::Error> {
-        id.as_ref().map(ToString::to_string).serialize(output)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Option<IdPattern>, D::Error> {
-        let text = Option::<String>::deserialize(input)?;
-        text.map(|text| text.parse().map_err(|error| D::Error::custom(format!("id: {error}")))).transpose()
-    }
 }
 
 /// The jobs of an operation.
@@ -456,7 +433,6 @@ mod tests {
             tag: Some("red".into()),
             error: Some("timeout".into()),
             failure: Some(Fingerprint::of("mail", "timeout")),
-            id: "01990a2b..6789ab".parse().ok(),
             idempotency_key: Some("request 7".into()),
             unique_key: Some("account 8".into()),
             older_than: at(1),

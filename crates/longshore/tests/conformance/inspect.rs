@@ -13,7 +13,7 @@ cases! {
     a_list_by_status_finds_only_that_status,
     a_list_of_several_statuses_is_newest_first_and_continues,
     a_list_ends_where_the_first_of_its_searches_stopped,
-    a_list_by_group_error_id_or_end_finds_the_matching_jobs,
+    a_list_by_group_error_or_end_finds_the_matching_jobs,
     a_list_shows_each_job_as_get_does,
     a_running_job_is_shown_with_the_name_of_its_worker,
     a_list_by_kind_queue_tag_or_key_finds_the_matching_jobs,
@@ -36,8 +36,6 @@ cases! {
     a_job_is_shown_with_its_newest_hundred_attempts,
     a_job_keeps_its_newest_hundred_attempts_and_its_newest_error,
     a_glance_shows_the_newest_the_running_and_the_requested_jobs_as_get_does,
-    a_job_is_found_by_the_beginning_and_the_end_of_its_id,
-    a_job_is_found_by_its_short_id_among_jobs_of_the_same_batch,
 }
 
 pub(crate) fn filter() -> ListFilter {
@@ -141,7 +139,7 @@ async fn a_list_ends_where_the_first_of_its_searches_stopped(fixture: Fixture) {
     assert_eq!(all(&fixture, &by).await, [failed]);
 }
 
-async fn a_list_by_group_error_id_or_end_finds_the_matching_jobs(fixture: Fixture) {
+async fn a_list_by_group_error_or_end_finds_the_matching_jobs(fixture: Fixture) {
     let fails = async |group: &str, error: &str, retry: bool| {
         let claimed = fixture.running(job("mail").group(group).max_attempts(if retry { 5 } else { 1 })).await;
         fixture.must_finish(&claimed, Ending::Failed { error: error.into(), retry_in: Some(DAY) }).await;
@@ -155,14 +153,7 @@ async fn a_list_by_group_error_id_or_end_finds_the_matching_jobs(fixture: Fixtur
     fixture.cancel(cancelled).await.expect("cancel");
     let succeeded = fixture.ended(job("mail").group("acme"), Outcome::Succeeded).await;
     let waiting = fixture.add(job("mail").group("acme")).await;
-    let find = async |by: ListFilter| {
-        let found = all(&fixture, &by).await;
-        for job in fixture.list(&filter()).await.expect("list").jobs {
-            let by_id = ListFilter { id: Some(job.id.to_string().parse().expect("an id")), ..by.clone() };
-            assert_eq!(all(&fixture, &by_id).await.len(), usize::from(found.contains(&job.id)));
-        }
-        found
-    };
+    let find = async |by: ListFilter| all(&fixture, &by).await;
     let acme = ListFilter { group: Some("acme".into()), ..filter() };
     assert_eq!(find(acme.clone()).await, [waiting, succeeded, retrying, dead]);
     assert_eq!(find(ListFilter { statuses: vec![Status::Queued], ..acme.clone() }).await, [waiting]);
@@ -181,8 +172,6 @@ async fn a_list_by_group_error_id_or_end_finds_the_matching_jobs(fixture: Fixtur
     assert_eq!(find(earlier.clone()).await, [other, dead]);
     assert_eq!(find(ListFilter { error: Some("timed".into()), ..earlier }).await, [dead]);
     assert_eq!(find(ListFilter { ended_before: later.ended_after, ..later }).await, []);
-    let by_short_id = ListFilter { id: Some(other.short().parse().expect("a pattern")), ..filter() };
-    assert_eq!(all(&fixture, &by_short_id).await, [other]);
 }
 
 async fn a_list_shows_each_job_as_get_does(fixture: Fixture) {
@@ -619,7 +608,7 @@ async fn a_job_is_shown_with_its_newest_hundred_attempts(fixture: Fixture) {
     assert_eq!(shown, (21..=120).collect::<Vec<_>>());
 }
 
-// ---- bounded histories, glances and short ids --------------------------------
+// ---- bounded histories and glances --------------------------------
 
 async fn a_job_keeps_its_newest_hundred_attempts_and_its_newest_error(fixture: Fixture) {
     let worker = fixture.worker_with(400 * DAY).await;
@@ -702,47 +691,4 @@ async fn a_glance_shows_the_newest_the_running_and_the_requested_jobs_as_get_doe
         [claimed],
         "the newest job is also the running one"
     );
-}
-
-async fn a_job_is_found_by_the_beginning_and_the_end_of_its_id(fixture: Fixture) {
-    let add = async |text: &str| {
-        let id: JobId = text.parse().expect("an id");
-        assert_eq!(fixture.add(job("mail").id(id)).await, id);
-        id
-    };
-    let one = add("01990a2b-0000-7000-8000-0000006789ab").await;
-    let other = add("01990a2b-ffff-7fff-bfff-ffffffabcdef").await;
-    let later = add("01990a2c-0000-7000-8000-0000006789ab").await;
-    let find = async |text: &str, limit: u32| {
-        fixture.client().find(&text.parse().expect("a pattern"), limit).await.expect("find")
-    };
-    for (text, expected) in [
-        ("0199", vec![one, other, later]),
-        ("01990a2b", vec![one, other]),
-        ("01990a2b-f", vec![other]),
-        ("01990A2B..6789AB", vec![one]),
-        ("01990a2b..ab", vec![one]),
-        ("01990a2b..cdef", vec![other]),
-        ("01990a2b..", vec![one, other]),
-        ("01990a2c", vec![later]),
-        ("01990a2d", vec![]),
-        ("01990a2c..abcdef", vec![]),
-        ("01990a2c-0000-7000-8000-0000006789ab", vec![later]),
-    ] {
-        assert_eq!(find(text, 10).await, expected, "{text}");
-    }
-    assert_eq!(find("0199", 2).await, [one, other], "the oldest come first");
-    for id in [one, other, later] {
-        assert_eq!(find(&id.short(), 2).await, [id]);
-    }
-}
-
-async fn a_job_is_found_by_its_short_id_among_jobs_of_the_same_batch(fixture: Fixture) {
-    let created = fixture.enqueue_many((0..500).map(|_| job("mail"))).await.expect("enqueue");
-    let patterns =
-        longshore::id_pattern::short_forms(&created.iter().map(|job| job.id.0).collect::<Vec<_>>());
-    for (job, pattern) in created.iter().zip(&patterns).step_by(50) {
-        let found = fixture.client().find(&pattern.parse().expect("a pattern"), 10).await.expect("find");
-        assert_eq!(found, [job.id], "{pattern}");
-    }
 }

@@ -172,7 +172,6 @@ async fn an_operation_uses_every_field_of_its_filter(fixture: Fixture) {
         (JobFilter { tag: Some("red".into()), ..JobFilter::default() }, keyed),
         (JobFilter { idempotency_key: Some("request 7".into()), ..JobFilter::default() }, keyed),
         (JobFilter { unique_key: Some("key 8".into()), ..JobFilter::default() }, keyed),
-        (JobFilter { id: keyed.to_string().parse().ok(), ..JobFilter::default() }, keyed),
         (JobFilter { error: Some("CANCELLATION".into()), ..JobFilter::default() }, failed),
         (JobFilter { ended_after: Some(crate::fixture::start()), ..JobFilter::default() }, failed),
         (JobFilter { statuses: vec![Status::Cancelled, Status::Running], ..JobFilter::default() }, failed),

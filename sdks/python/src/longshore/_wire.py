@@ -282,15 +282,6 @@ class FoundGroup(TypedDict):
     queue: str
 
 
-class FoundJob(TypedDict):
-    """A job, without its payload."""
-
-    id: str
-    kind: str
-    queue: str
-    status: Status
-
-
 class Group(TypedDict):
     """A group of a queue."""
 
@@ -401,7 +392,6 @@ class JobFilter(TypedDict, total=False):
     error: Union[str, None]
     failure: Union[str, None]
     group: Union[str, None]
-    id: Union[str, None]
     idempotency_key: Union[str, None]
     kind: Union[str, None]
     newer_than: Union[str, None]

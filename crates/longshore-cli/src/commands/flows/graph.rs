@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use longshore::{JobId, Status};
 use serde::Deserialize;
 
-use crate::output::{Fit, Out, Table};
+use crate::output::{Fit, Table};
 
 /// Above this number of tasks, similar ones are one row.
 const MAX_ROWS: usize = 40;
@@ -91,14 +91,9 @@ impl Task {
 }
 
 /// The tasks as a table.
-pub(super) fn draw(tasks: &[Task], out: &Out) -> Table {
+pub(super) fn draw(tasks: &[Task]) -> Table {
     let depths = depths(tasks);
-    if tasks.len() <= MAX_ROWS {
-        let ids = out.ids(&tasks.iter().map(|task| task.id.0).collect::<Vec<_>>());
-        draw_each(tasks, &depths, ids)
-    } else {
-        draw_folded(tasks, &depths)
-    }
+    if tasks.len() <= MAX_ROWS { draw_each(tasks, &depths) } else { draw_folded(tasks, &depths) }
 }
 
 /// The depth of each task: the length of the longest way to it from a task that waits for nothing.
@@ -126,7 +121,7 @@ fn depths(tasks: &[Task]) -> Vec<usize> {
     depths
 }
 
-fn draw_each(tasks: &[Task], depths: &[usize], ids: Vec<String>) -> Table {
+fn draw_each(tasks: &[Task], depths: &[usize]) -> Table {
     let mut table = Table::new([
         ("task", Fit::Cut),
         ("status", Fit::Whole),
@@ -134,10 +129,10 @@ fn draw_each(tasks: &[Task], depths: &[usize], ids: Vec<String>) -> Table {
         ("after", Fit::CutOrOmitted),
     ]);
     let mut rows: Vec<(usize, [String; 4])> = Vec::with_capacity(tasks.len());
-    for ((task, depth), id) in tasks.iter().zip(depths).zip(ids) {
+    for (task, depth) in tasks.iter().zip(depths) {
         let after: Vec<String> = task.after.iter().map(Link::describe).collect();
         let name = format!("{} {}", task.shown().symbol(), task.name());
-        rows.push((*depth, [name, task.shown().word().to_owned(), id, after.join(", ")]));
+        rows.push((*depth, [name, task.shown().word().to_owned(), task.id.to_string(), after.join(", ")]));
     }
     // Stable, so that tasks of one layer stay in the order in which they were created.
     rows.sort_by_key(|(depth, _)| *depth);
@@ -147,7 +142,7 @@ fn draw_each(tasks: &[Task], depths: &[usize], ids: Vec<String>) -> Table {
 
 impl Link {
     fn describe(&self) -> String {
-        let name = self.task.clone().unwrap_or_else(|| self.id.short());
+        let name = self.task.clone().unwrap_or_else(|| self.id.to_string());
         match self.condition.as_str() {
             "succeeded" => name,
             condition => format!("{name} ({condition})"),

@@ -112,7 +112,7 @@ impl Visit for JobLine {
 
 impl JobLine {
     /// The line without its time, like
-    /// `↻ send_email 01990a2b..f13c4d attempt 2 of 5, 1.2 s: refused; again in 12 s`.
+    /// `↻ send_email 01990a2b-0000-7000-8000-00003ff13c4d attempt 2 of 5, 1.2 s: refused; again in 12 s`.
     fn text(&self, has_colours: bool) -> String {
         if self.kind.is_empty() {
             // The number of suppressed lines.
@@ -130,14 +130,8 @@ impl JobLine {
             false => format!("{mark} "),
         };
         // Writing to a string cannot fail.
-        let _ = write!(
-            text,
-            "{} {} attempt {} of {}",
-            self.kind,
-            short_id(&self.job_id),
-            self.attempt,
-            self.max_attempts
-        );
+        let _ =
+            write!(text, "{} {} attempt {} of {}", self.kind, self.job_id, self.attempt, self.max_attempts);
         if let Some(ran) = self.run_seconds {
             let _ = write!(text, ", {}", duration(ran));
         }
@@ -161,14 +155,6 @@ impl JobLine {
             };
         }
         text
-    }
-}
-
-/// Both ends of a job's id: it begins with its time, which jobs that were enqueued together share.
-fn short_id(id: &str) -> String {
-    match (id.get(..8), id.get(id.len().saturating_sub(6)..)) {
-        (Some(head), Some(tail)) => format!("{head}..{tail}"),
-        _ => id.to_owned(),
     }
 }
 
@@ -202,13 +188,17 @@ mod tests {
 
     #[test]
     fn a_line_has_what_matters() {
-        assert_eq!(line("succeeded").text(false), "✓ send_email 01990a2b..f13c4d attempt 2 of 5, 1.2 s");
+        assert_eq!(
+            line("succeeded").text(false),
+            "✓ send_email 01990a2b-0000-7000-8000-00003ff13c4d attempt 2 of 5, 1.2 s"
+        );
         let error = Some("refused".to_owned());
         let retrying = JobLine { error: error.clone(), next_run_in_seconds: Some(12.4), ..line("retrying") };
-        let expected = "↻ send_email 01990a2b..f13c4d attempt 2 of 5, 1.2 s: refused; again in 12 s";
+        let expected =
+            "↻ send_email 01990a2b-0000-7000-8000-00003ff13c4d attempt 2 of 5, 1.2 s: refused; again in 12 s";
         assert_eq!(retrying.text(false), expected);
         let dead = JobLine { error, ..line("failed_permanent") };
-        let expected = "✗ send_email 01990a2b..f13c4d attempt 2 of 5, 1.2 s: refused; failed permanently";
+        let expected = "✗ send_email 01990a2b-0000-7000-8000-00003ff13c4d attempt 2 of 5, 1.2 s: refused; failed permanently";
         assert_eq!(dead.text(false), expected);
         let released = JobLine { next_run_in_seconds: Some(0.0), ..line("released") };
         assert!(released.text(false).ends_with("1.2 s; released; again now"), "{released:?}");

@@ -641,28 +641,24 @@ async function showEntries() {
   const current = ++search;
   const matching = entries.filter((entry) => entry.text.toLowerCase().includes(text));
   const typed = input.value.trim();
-  const isId = /^[0-9a-f-]{4,36}$|^[0-9a-f-]{8,31}\.\.[0-9a-f-]*$/.test(text);
-  // A reader who pastes an id and presses Enter does not wait for the list: the server finds the job.
-  const url = isId ? `${base}/ui/search?q=${encodeURIComponent(typed)}` : jobsWith("error", typed);
-  if (text) matching.push({ text: `Jobs whose error contains “${typed}”`, hint: "search", run: goTo(url) });
+  // The server knows whether it is the id of a job or of a flow.
+  const isId = /^[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}$/.test(text);
+  if (isId) matching.push({ text: `Open ${typed}`, hint: "id", run: goTo(`${base}/ui/search?q=${encodeURIComponent(typed)}`) });
+  else if (text) matching.push({ text: `Jobs whose error contains “${typed}”`, hint: "search", run: goTo(jobsWith("error", typed)) });
   render(matching);
-  if (!text) return;
+  if (!text || isId) return;
   const read = (path) => call("GET", base + path).catch(() => []);
   // At most 128 bytes, as names of groups. After the pause, a quickly typed word is one search.
   await sleep(120);
   if (current !== search) return;
-  const [found, groups] = await Promise.all([
-    isId ? read(`/jobs/find?id=${encodeURIComponent(text)}`) : [],
-    read(`/groups?limit=5&name=${encodeURIComponent(typed.slice(0, 42))}`),
-  ]);
-  if (current !== search || !(found.length + groups.length)) return;
-  const ids = found.map((job) => ({ text: `${job.kind} ${job.id}`, hint: job.status, run: goTo(`${base}/ui/jobs/${job.id}`) }));
+  const groups = await read(`/groups?limit=5&name=${encodeURIComponent(typed.slice(0, 42))}`);
+  if (current !== search || !groups.length) return;
   const named = groups.map(({ queue, name, paused }) => {
     const url = `${base}/ui/queues/${encodeURIComponent(queue)}?group=${encodeURIComponent(name)}#group-${encodeURIComponent(name)}`;
     return { text: name, hint: `${paused ? "paused " : ""}group of ${queue}`, run: goTo(url) };
   });
   // The last entry searches errors.
-  render([...ids, ...matching.slice(0, -1), ...named, ...matching.slice(-1)]);
+  render([...matching.slice(0, -1), ...named, ...matching.slice(-1)]);
 }
 
 function render(matching) {

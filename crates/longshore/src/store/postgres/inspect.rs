@@ -12,7 +12,6 @@ use uuid::Uuid;
 use super::tx::{Sql, Tx};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
-use crate::id_pattern::IdPattern;
 use crate::job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::keys::as_written;
 use crate::store::operate::in_no_table;
@@ -644,26 +643,6 @@ pub(super) async fn glance(tx: &mut Tx<'_>, limit: u32, also: &[JobId]) -> Sql<V
         })
     };
     rows.into_iter().map(glance).collect()
-}
-
-const FIND: &str = "
-    select id
-      from longshore.jobs
-     where id between $1 and $2
-       and right(id::text, length($3)) = $3
-     order by id
-     limit $4";
-
-pub(super) async fn find(tx: &mut Tx<'_>, pattern: &IdPattern, limit: u32) -> Sql<Vec<JobId>> {
-    let (low, high) = pattern.bounds();
-    let found: Vec<Uuid> = sqlx::query_scalar(tx.sql(FIND))
-        .bind(low)
-        .bind(high)
-        .bind(pattern.tail())
-        .bind(i64::from(limit))
-        .fetch_all(&mut *tx.connection)
-        .await?;
-    Ok(found.into_iter().map(JobId).collect())
 }
 
 pub(super) fn raw(text: String) -> Result<Box<RawValue>> {

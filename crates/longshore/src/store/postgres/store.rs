@@ -21,7 +21,6 @@ use super::{
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
-use crate::id_pattern::IdPattern;
 use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
@@ -546,13 +545,6 @@ impl Store for PostgresStore {
     async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
         self.run((limit, also.to_vec()), |tx, (limit, also)| Box::pin(inspect::glance(tx, *limit, also)))
             .await
-    }
-
-    async fn find(&self, pattern: &IdPattern, limit: u32) -> Result<Vec<JobId>> {
-        self.run((pattern.clone(), limit), |tx, (pattern, limit)| {
-            Box::pin(inspect::find(tx, pattern, *limit))
-        })
-        .await
     }
 
     // ---- stats ------------------------------------------------------------

@@ -12,7 +12,6 @@ use uuid::Uuid;
 use super::settle::newest_error;
 use super::tx::{Columns, Sql, Tx, decoded};
 use crate::enqueue::Options;
-use crate::id_pattern::IdPattern;
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Status, WorkerId};
 use crate::keys::as_written;
 use crate::store::operate::in_no_table;
@@ -543,16 +542,4 @@ pub(super) fn glance(tx: &Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>
     }
     let by_id: BTreeMap<JobId, Glance> = found.into_iter().map(|job| (job.id, job)).collect();
     Ok(by_id.into_values().collect())
-}
-
-pub(super) fn find(tx: &Tx<'_>, pattern: &IdPattern, limit: u32) -> Sql<Vec<JobId>> {
-    const FIND: &str = "
-        select id
-          from jobs
-         where id between ?1 and ?2
-           and (?3 = '' or substr(lower(hex(id)), -length(?3)) = ?3)
-         order by id
-         limit ?4";
-    let (low, high) = pattern.bounds();
-    tx.rows(FIND, params![low.as_bytes(), high.as_bytes(), pattern.tail(), limit], |row| row.job(0))
 }

@@ -18,7 +18,6 @@ use super::{
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
-use crate::id_pattern::IdPattern;
 use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
@@ -489,11 +488,6 @@ impl Store for SqliteStore {
     async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
         let also = also.to_vec();
         self.engine.read(move |tx| inspect::glance(tx, limit, &also)).await
-    }
-
-    async fn find(&self, pattern: &IdPattern, limit: u32) -> Result<Vec<JobId>> {
-        let pattern = pattern.clone();
-        self.engine.read(move |tx| inspect::find(tx, &pattern, limit)).await
     }
 
     // ---- stats ------------------------------------------------------------

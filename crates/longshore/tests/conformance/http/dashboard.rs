@@ -304,9 +304,11 @@ async fn files_may_be_kept_forever_and_have_no_scope(fixture: Fixture) {
 async fn search_opens_what_the_text_means(fixture: Fixture) {
     let http = open(&fixture);
     let id = fixture.add(job("mail").queue("letters")).await;
+    let flow = crate::flows::put(&fixture, longshore::Flow::new("f").task(crate::flows::named("a"))).await;
     for (text, location) in [
         (id.to_string(), format!("/ui/jobs/{id}")),
-        (id.short(), format!("/ui/jobs/{id}")),
+        (flow.id.to_string(), format!("/ui/flows/{}", flow.id)),
+        (id.to_string()[..35].into(), format!("/ui/jobs?error={}", &id.to_string()[..35])),
         ("letters".into(), "/ui/queues/letters".into()),
         ("mail".into(), "/ui/jobs?kind=mail".into()),
         ("no route".into(), "/ui/jobs?error=no%20route".into()),

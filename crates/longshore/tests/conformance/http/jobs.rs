@@ -19,7 +19,6 @@ cases! {
     an_invalid_job_is_refused_by_field,
     an_unknown_job_is_not_found,
     a_job_in_no_table_is_an_internal_error,
-    a_job_is_found_by_a_part_of_its_id,
     the_response_to_a_cancel_depends_on_the_status_of_the_job,
     a_list_is_newest_first_filtered_and_paged,
     a_list_of_a_queue_finds_its_waiting_jobs_among_many_others,
@@ -277,21 +276,6 @@ async fn an_unknown_job_is_not_found(fixture: Fixture) {
         http.json("PATCH", unknown, &json!({ "priority": 1 })).await.expect_problem(404, "not_found", "");
         http.send("DELETE", unknown, &[], "").await.expect_problem(404, "not_found", "");
         http.get("/jobs/seven").await.expect_problem(400, "bad_request", "seven");
-    });
-}
-
-async fn a_job_is_found_by_a_part_of_its_id(fixture: Fixture) {
-    both_ways!(fixture, |fixture: Fixture, http: HttpClient| async move {
-        let id = fixture.add(job("greet").queue("mail")).await;
-        let found = http.get(&format!("/jobs/find?id={}", id.short())).await.expect_status(200).json();
-        let expected = json!({ "id": id, "kind": "greet", "queue": "mail", "status": "queued" });
-        assert_eq!(found, json!([expected]));
-        let both =
-            http.get(&format!("/jobs/find?id={}", &id.to_string()[..4])).await.expect_status(200).json();
-        assert!(both.as_array().expect("a list").contains(&expected), "{both}");
-        assert_eq!(http.get("/jobs/find?id=00000000").await.expect_status(200).json(), json!([]));
-        http.get("/jobs/find?id=7").await.expect_problem(400, "bad_request", "give a whole id");
-        http.get("/jobs/find").await.expect_problem(400, "bad_request", "id");
     });
 }
 
