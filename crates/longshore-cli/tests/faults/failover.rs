@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use longshore::{Client, JobId, NewJob};
+use longshore::Client;
 
 use crate::missing::skip;
 use crate::postgres_server::PostgresServer;

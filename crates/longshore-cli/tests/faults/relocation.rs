@@ -91,14 +91,14 @@ async fn relocate(old: PostgresServer, new: PostgresServer) {
     for flow in flows {
         ended(&moved, flow).await;
     }
-    assert_eq!(moved.get(waiting).await.unwrap().unwrap().status, Status::Queued);
+    assert_eq!(moved.get(waiting).await.unwrap().status, Status::Queued);
     eprintln!(
         "{} jobs, {} of them ran twice",
         acknowledged.len(),
         runs.lock().unwrap().values().filter(|runs| **runs > 1).count()
     );
     worker.abort();
-    assert_eq!(moved.check().await.unwrap().problems, Vec::<String>::new());
+    assert_eq!(moved.check().await.unwrap().problems, []);
 }
 
 /// New sessions of the role accept no writes, so `target_session_attrs=read-write` skips the server.
@@ -112,20 +112,14 @@ const SEQUENCES: &str = "
        and last_value is not null";
 
 async fn worker(client: Client, runs: Arc<Mutex<HashMap<JobId, u32>>>) {
-    let note = move |ctx: longshore::Context, _: serde_json::Value| {
+    let note = move |_: serde_json::Value, ctx: longshore::Context| {
         let runs = runs.clone();
         async move {
-            *runs.lock().unwrap().entry(ctx.job().id).or_default() += 1;
-            Ok::<_, longshore::HandlerError>(())
+            *runs.lock().unwrap().entry(ctx.id()).or_default() += 1;
+            Ok::<_, longshore::Failure>(())
         }
     };
-    Worker::builder(client)
-        .function("mail", note)
-        .build()
-        .unwrap()
-        .run_until(std::future::pending())
-        .await
-        .unwrap();
+    Worker::builder(client).function("mail", note).build().unwrap().run().await.unwrap();
 }
 
 async fn start_flow(client: &Client) -> FlowId {
@@ -136,7 +130,7 @@ async fn start_flow(client: &Client) -> FlowId {
 async fn succeeded(client: &Client, id: JobId) {
     let began = Instant::now();
     loop {
-        let job = client.get(id).await.unwrap().unwrap_or_else(|| panic!("acknowledged job {id} is lost"));
+        let job = client.get(id).await.expect("an acknowledged job is kept");
         if job.status == Status::Succeeded {
             return;
         }
@@ -147,7 +141,7 @@ async fn succeeded(client: &Client, id: JobId) {
 
 async fn ended(client: &Client, flow: FlowId) {
     let began = Instant::now();
-    while client.flow(flow).await.unwrap().unwrap().status != FlowStatus::Succeeded {
+    while client.flow(flow).await.unwrap().status != FlowStatus::Succeeded {
         assert!(began.elapsed() < MAX_WAIT, "flow {flow} does not end");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

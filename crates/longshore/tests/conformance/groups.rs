@@ -136,9 +136,14 @@ async fn a_higher_priority_comes_first_in_and_across_groups(fixture: Fixture) {
 async fn the_jobs_of_a_claim_are_ordered_across_groups(fixture: Fixture) {
     let due = start() - MINUTE;
     let mut expected = Vec::new();
-    for (group, priority, seconds) in
-        [(None, 0, 7), (Some("b"), 0, 5), (Some("a"), 0, 9), (Some("a"), 0, 6), (Some("b"), 1, 8), (Some("c"), 0, 4)]
-    {
+    for (group, priority, seconds) in [
+        (None, 0, 7),
+        (Some("b"), 0, 5),
+        (Some("a"), 0, 9),
+        (Some("a"), 0, 6),
+        (Some("b"), 1, 8),
+        (Some("c"), 0, 4),
+    ] {
         let job = job("mail").priority(priority).run_at(due + seconds * SECOND);
         let id = fixture.add(group.into_iter().fold(job, NewJob::group)).await;
         expected.push((-priority, seconds, id));

@@ -336,8 +336,7 @@ async fn retention_works_with_a_running_clock(fixture: Fixture) {
 /// Retention remembers blocks of the table, which mean nothing in a copy of the database. Only Postgres: SQLite
 /// remembers row numbers, which a copy of the file keeps.
 async fn a_copied_table_is_read_again(fixture: Fixture) {
-    const NOTHING_EXPIRED: &str =
-        "update finished_ranges set read_at = clock(), succeeded = null, cancelled = null, failed_permanent = null";
+    const NOTHING_EXPIRED: &str = "update finished_ranges set read_at = clock(), succeeded = null, cancelled = null, failed_permanent = null";
     const COPY: &str = "vacuum full finished";
     let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
     assert_eq!(retain(&fixture, &Retention::default()).await, 0);
