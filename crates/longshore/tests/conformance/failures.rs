@@ -10,6 +10,7 @@ use crate::fixture::*;
 cases! {
     failures_that_differ_in_numbers_are_one_group,
     the_newest_failure_is_the_sample_of_its_group,
+    of_failures_at_one_time_that_of_the_latest_job_is_the_sample,
     attempts_that_are_tried_again_count_and_dead_letters_are_counted_apart,
     interrupted_jobs_have_a_group,
     cancelled_and_successful_jobs_have_none,
@@ -72,6 +73,22 @@ async fn the_newest_failure_is_the_sample_of_its_group(fixture: Fixture) {
         }
     }
     assert_eq!(groups(&fixture).await[0].attempts, 3);
+}
+
+async fn of_failures_at_one_time_that_of_the_latest_job_is_the_sample(fixture: Fixture) {
+    let worker = fixture.worker().await;
+    fixture.add(job("mail")).await;
+    let last = fixture.add(job("mail")).await;
+    let claimed = fixture.claim(worker, 2).await;
+    // The earlier job fails last.
+    for (nth, job) in claimed.iter().enumerate().rev() {
+        fixture.must_finish(job, failed_with(&format!("timeout {nth}"), true)).await;
+    }
+    for _ in 0..2 {
+        let group = groups(&fixture).await.remove(0);
+        assert_eq!((group.job, group.error.as_str(), group.attempts), (last, "timeout 1", 2));
+        fold(&fixture).await;
+    }
 }
 
 async fn attempts_that_are_tried_again_count_and_dead_letters_are_counted_apart(fixture: Fixture) {

@@ -22,8 +22,8 @@ pub(super) fn note_failure(
            set attempts = attempts + 1,
                first_seen = min(first_seen, excluded.first_seen),
                last_seen = max(last_seen, excluded.last_seen),
-               job = excluded.job,
-               error = excluded.error";
+               job = iif((excluded.last_seen, excluded.job) >= (last_seen, job), excluded.job, job),
+               error = iif((excluded.last_seen, excluded.job) >= (last_seen, job), excluded.error, error)";
     let end = error.char_indices().nth(FailureRecord::MAX_ERROR).map_or(error.len(), |(end, _)| end);
     tx.execute(NOTE, params![failure.0, kind, tx.now()?, job.0.as_bytes(), &error[..end]])?;
     Ok(())
