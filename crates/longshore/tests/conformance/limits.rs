@@ -20,6 +20,7 @@ cases! {
     raising_a_limit_frees_slots_and_removing_it_frees_all,
     a_new_limit_applies_to_a_claimer_with_a_warm_cursor,
     a_full_queue_does_not_block_other_queues,
+    a_claim_fills_up_with_jobs_below_those_that_a_limit_leaves_out,
     a_suspect_needs_a_slot_like_any_other_job,
     a_limit_below_one_is_refused_by_field,
     queues_show_their_settings_and_their_live_jobs,
@@ -196,6 +197,19 @@ async fn a_full_queue_does_not_block_other_queues(fixture: Fixture) {
     assert_eq!(kinds(&fixture.claim_with(&request).await), ["step", "free"]);
     fixture.add(job("free").queue("free").priority(-5)).await;
     assert_eq!(kinds(&fixture.claim_with(&request).await), ["free"]);
+}
+
+async fn a_claim_fills_up_with_jobs_below_those_that_a_limit_leaves_out(fixture: Fixture) {
+    let worker = limited_queue(&fixture, 1, 0).await;
+    let first = fixture.add(job("step").queue(QUEUE).priority(3)).await;
+    for priority in [2, 1] {
+        fixture.add(job("step").queue(QUEUE).priority(priority)).await;
+    }
+    let (low, lower) = (fixture.add(job("mail")).await, fixture.add(job("mail").priority(-1)).await);
+    fixture.advance(MINUTE).await;
+    let queues = vec![QUEUE.into(), "default".into()];
+    let claimed = fixture.claim_with(&ClaimRequest { queues, ..ClaimRequest::new(worker, 3) }).await;
+    assert_eq!(ids(&claimed), [first, low, lower]);
 }
 
 async fn a_suspect_needs_a_slot_like_any_other_job(fixture: Fixture) {

@@ -336,6 +336,9 @@ async fn take(
     };
     let rows = query.fetch_all(&mut *tx.connection).await?;
     let Scan { at, chosen } = read_taken(&rows, request.worker, single, jobs)?;
+    // The statement reads as many candidates as are wanted. If the limit of a queue left some of them out, it has
+    // not read what comes after them.
+    let is_cut = chosen < wanted && single.is_none() && candidates(&rows)? >= wanted;
     let missing = wanted - (jobs.len() - before);
     let mut full = chosen >= wanted;
     // Other transactions have locked some of the chosen rows, perhaps for long. If the
@@ -364,7 +367,12 @@ async fn take(
     }
     jobs[before..].sort_by_key(Claimed::order);
     let taken: Vec<Taken> = jobs[before..].iter().filter(|job| job.interruptions == 0).map(taken).collect();
-    cursor.advance_in(priorities, &taken, full, Some(at));
+    cursor.advance_in(priorities.clone(), &taken, full || is_cut, Some(at));
+    let left = wanted.saturating_sub(jobs.len() - before);
+    if is_cut && !full && jobs.len() > before {
+        let start = Start::Resume;
+        return Box::pin(take(tx, request, cursor, jobs, start, priorities, left, room, commits)).await;
+    }
     Ok(full)
 }
 
@@ -468,6 +476,12 @@ fn read_taken(
         None => first.try_get::<i64, _>(15)? as usize,
     };
     Ok(Scan { at: reader.claimed_at, chosen })
+}
+
+/// How many due jobs the statement read, before the limits of their queues.
+fn candidates(rows: &[PgRow]) -> Sql<usize> {
+    let first = rows.first().ok_or_else(|| Error::internal("a claim statement returned no row"))?;
+    Ok(first.try_get::<i64, _>(16)? as usize)
 }
 
 /// Reads the rows of a claim. Kinds and queues that repeat from row to row share memory.

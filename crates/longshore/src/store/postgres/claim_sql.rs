@@ -323,7 +323,12 @@ pub(super) const TAKE: &str = concat!(
       delete from longshore.ready
        where ctid = any(array(select row_id from picked) || array(select row_id from picked_suspect))
       returning *),",
-    lease_taken!("$3", "null::int4", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
+    lease_taken!(
+        "$3",
+        "null::int4",
+        ", t.queue, t.priority, t.interruptions, (select count(*) from chosen),
+             (select count(*) from candidates)"
+    ),
 );
 
 /// As [`TAKE`], but locks while it reads, and so finds only unlocked rows. Used when
