@@ -9,6 +9,7 @@ use longshore::{
     Ending, EnqueuedAs, ListFilter, NewJob, Outcome, Report, Retention, Status, UniqueMode, WorkerId,
 };
 use sqlx::{AssertSqlSafe, PgConnection};
+use tokio::task::JoinHandle;
 
 use crate::fixture::*;
 use crate::sql::call;
@@ -185,6 +186,16 @@ pub(crate) async fn roll_back(mut other: PgConnection) {
 /// Waits until another session is blocked by `other`. It looks often and on the same connection: a session gives up
 /// after two seconds, and many cases have to react before that.
 pub(crate) async fn until_blocked_by(other: &mut PgConnection) {
+    let blocked = async {
+        while !is_blocking(other, None).await {
+            tokio::time::sleep(SECOND / 1000).await;
+        }
+    };
+    tokio::time::timeout(MAX_WAIT, blocked).await.expect("no session is blocked");
+}
+
+/// Whether the session with this process id, by default the observer itself, blocks another one.
+async fn is_blocking(observer: &mut PgConnection, pid: Option<i32>) -> bool {
     // Other cases may wait for the end of all transactions of the database.
     const IS_BLOCKING: &str = "
         select exists (
@@ -192,13 +203,8 @@ pub(crate) async fn until_blocked_by(other: &mut PgConnection) {
             from pg_locks
            where not granted
              and locktype <> 'virtualxid'
-             and pg_backend_pid() = any(pg_blocking_pids(pid)))";
-    let blocked = async {
-        while !sqlx::query_scalar::<_, bool>(IS_BLOCKING).fetch_one(&mut *other).await.expect("pg_locks") {
-            tokio::time::sleep(SECOND / 1000).await;
-        }
-    };
-    tokio::time::timeout(MAX_WAIT, blocked).await.expect("no session is blocked");
+             and coalesce($1, pg_backend_pid()) = any(pg_blocking_pids(pid)))";
+    sqlx::query_scalar(IS_BLOCKING).bind(pid).fetch_one(observer).await.expect("pg_locks")
 }
 
 /// Ends the transaction of `other` as soon as another session is blocked by it. The server does both, so that a slow
@@ -228,6 +234,25 @@ pub(crate) async fn end_after_blocking(mut other: PgConnection, time: Duration, 
     );
     let ended = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut other);
     tokio::time::timeout(MAX_WAIT, ended).await.expect("no session is blocked").expect("end");
+}
+
+/// Starts `work`, which `other` blocks until the server rolls `other` back, after this long. Returns `work` and the end
+/// of the transaction in progress as soon as `work` is blocked. On a slow machine, it may no longer be.
+pub(crate) async fn blocked_for<T: Send + 'static>(
+    fixture: &Fixture,
+    mut other: PgConnection,
+    time: Duration,
+    work: impl Future<Output = T> + Send + 'static,
+) -> (JoinHandle<T>, JoinHandle<()>) {
+    let mut observer = fixture.postgres().await;
+    let pid =
+        sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut other).await.expect("a process id");
+    let ended = tokio::spawn(async move { end_after_blocking(other, time, "rollback").await });
+    let work = tokio::spawn(work);
+    while !ended.is_finished() && !is_blocking(&mut observer, Some(pid)).await {
+        tokio::time::sleep(SECOND / 1000).await;
+    }
+    (work, ended)
 }
 
 /// Fails if `work` waits for a lock of `other`.
@@ -465,7 +490,7 @@ async fn a_claim_in_flight_counts_against_a_limit_set_meanwhile(fixture: Fixture
     }
     let worker = fixture.worker_with(DAY).await;
     // An uncommitted lease of the same job, for which the claim has to wait.
-    let mut other = open_transaction(
+    let other = open_transaction(
         &fixture,
         &format!(
             "insert into running (id, worker, claimed_at, lease_no, priority, attempt, max_attempts,
@@ -475,11 +500,9 @@ async fn a_claim_in_flight_counts_against_a_limit_set_meanwhile(fixture: Fixture
     )
     .await;
     let (claimer, limiter) = (fixture.client(), fixture.client());
-    let claim = tokio::spawn(async move {
-        claimer.store().claim(&ClaimRequest::new(worker, 2), &mut Default::default()).await
-    });
-    until_blocked_by(&mut other).await;
-    let ended = tokio::spawn(end_after_blocking(other, SECOND / 2, "rollback"));
+    let claim =
+        async move { claimer.store().claim(&ClaimRequest::new(worker, 2), &mut Default::default()).await };
+    let (claim, ended) = blocked_for(&fixture, other, SECOND / 2, claim).await;
     // Setting the limit may succeed at once or wait for the claim. Both are correct.
     in_time(limiter.limit("default", Some(1))).await.expect("limit");
     let mut held = in_time(claim).await.expect("task").expect("claim").jobs;

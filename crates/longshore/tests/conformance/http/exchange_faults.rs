@@ -13,7 +13,7 @@ use super::client::{HttpClient, before_timeout, parse};
 use super::exchange::{Holder, id_of, leases, with};
 use super::leases::{ended, settle, worker};
 use crate::fixture::*;
-use crate::locks::{end_after_blocking, in_time, open_transaction, roll_back, until_blocked_by};
+use crate::locks::{blocked_for, in_time, open_transaction, roll_back};
 use crate::worker::until;
 
 cases! {
@@ -307,14 +307,12 @@ fn leases_of(response: &Value) -> Vec<Value> {
 async fn a_call_that_arrives_while_its_worker_signs_off_leases_nothing(fixture: Fixture) {
     let holder = Holder::new(&fixture, 1).await;
     let id = fixture.add(job("greet")).await;
-    let mut other = lock(&fixture, &holder.leases[0]).await;
+    let other = lock(&fixture, &holder.leases[0]).await;
     let (http, path) = (holder.http.clone(), format!("/leases/{}", holder.worker));
-    let signing_off = tokio::spawn(async move { http.send("DELETE", &path, &[], "").await });
-    until_blocked_by(&mut other).await;
-    let (http, body) = (holder.http.clone(), json!({ "worker_id": holder.worker }));
     // The call would return meanwhile if it did not wait. Signing off waits for the lock for two seconds at most.
-    let ended = tokio::spawn(end_after_blocking(other, SECOND, "rollback"));
-    let response = in_time(http.post("/leases", &body)).await;
+    let sign_off = async move { http.send("DELETE", &path, &[], "").await };
+    let (signing_off, ended) = blocked_for(&fixture, other, SECOND, sign_off).await;
+    let response = in_time(holder.http.post("/leases", &json!({ "worker_id": holder.worker }))).await;
     in_time(signing_off).await.expect("a response").expect_status(204);
     ended.await.expect("task");
     response.expect_status(409);
