@@ -216,7 +216,13 @@ async fn a_failure_that_is_stored_after_a_retry_has_begun_is_followed_first(fixt
         assert_eq!(settle(quiet.clone(), vec![slow], failed_permanently()).await, [Fenced::Held]);
         sqlx::raw_sql("commit").execute(&mut lock).await.expect("unlock");
 
-        retrying.await.expect("task").expect("retry_flow");
+        // On a slow machine, the retry may have given up.
+        let retried = retrying.await.expect("task");
+        if retried.as_ref().is_err_and(|error| error.is_unavailable()) {
+            fixture.retry_flow(flow).await.expect("retry_flow");
+        } else {
+            retried.expect("retry_flow");
+        }
         drop(nobody_follows);
         let mut ran = run_all(&fixture, worker).await;
         if status(&fixture, flow).await == FlowStatus::Failed {
