@@ -8,7 +8,7 @@
 use std::{
     env, fs,
     io::{self, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
@@ -39,6 +39,13 @@ const TIME_LIMIT: Duration = Duration::from_secs(25 * 60);
 /// What the browser tests and the SDKs run on Postgres: everything (`full`), or the tests that are
 /// marked for it (`smoke`). On SQLite they always run everything.
 const POSTGRES_VARIABLE: &str = "LONGSHORE_TEST_POSTGRES";
+
+/// The suites with marked tests.
+const WITH_MARKS: [&str; 3] = ["sdks typescript", "sdks python", "browser"];
+
+/// The file to which a marked test adds its name when it has run on Postgres. Without a mark nothing would run there,
+/// and nothing would fail.
+const MARKED_VARIABLE: &str = "LONGSHORE_TEST_MARKED";
 
 /// The exit code of a task that could not test anything; see [`crate::run::Unavailable`].
 pub(crate) const UNAVAILABLE: u8 = 3;
@@ -147,8 +154,9 @@ impl Shared {
         while let Some(suite) = self.suites.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             let name = name(suite);
             let log = self.logs.join(format!("{}.log", name.replace(' ', "-")));
+            let marked = log.with_extension("marked");
             let began = Instant::now();
-            let status = self.status(suite, &log);
+            let status = self.status(suite, &log, &marked);
             if self.stopped.load(Ordering::Relaxed) {
                 return;
             }
@@ -159,7 +167,7 @@ impl Shared {
             let text = format!("==> {name}: output\n{output}    {name}: ended after {}\n", took(duration));
             let _ = io::stderr().write_all(text.as_bytes());
             let outcome = match status {
-                Ok(status) => judge(status, &output),
+                Ok(status) => judge_marks(name, judge(status, &output), &marked),
                 Err(error) => Outcome::Failed(error),
             };
             let ended = Ended { name, duration, outcome };
@@ -168,9 +176,10 @@ impl Shared {
     }
 
     /// Runs the suite. The status is `None` if it was killed.
-    fn status(&self, suite: &str, log: &PathBuf) -> Result<Option<ExitStatus>, String> {
+    fn status(&self, suite: &str, log: &Path, marked: &Path) -> Result<Option<ExitStatus>, String> {
         let run = || -> Result<Option<ExitStatus>> {
             let file = fs::File::create(log)?;
+            fs::write(marked, "")?;
             let mut command = Command::new(env::current_exe()?);
             command
                 .args(suite.split(' '))
@@ -178,6 +187,7 @@ impl Shared {
                 .env(server::BINARY_VARIABLE, server::built())
                 // The SDKs and the pages are the same on both engines, and the Rust tests compare the engines.
                 .env(POSTGRES_VARIABLE, "smoke")
+                .env(MARKED_VARIABLE, marked)
                 .stdin(Stdio::null())
                 .stdout(file.try_clone()?)
                 .stderr(file);
@@ -197,6 +207,17 @@ fn judge(status: Option<ExitStatus>, output: &str) -> Outcome {
         Some(status) if status.success() => Outcome::Passed,
         Some(status) if status.code() == Some(i32::from(UNAVAILABLE)) => Outcome::Unavailable(reason),
         Some(status) => Outcome::Failed(format!("{reason} ({status})")),
+    }
+}
+
+/// A suite fails if none of its marked tests has run on Postgres.
+fn judge_marks(suite: &str, outcome: Outcome, marked: &Path) -> Outcome {
+    let has_run = || fs::metadata(marked).is_ok_and(|file| file.len() > 0);
+    match outcome {
+        Outcome::Passed if WITH_MARKS.contains(&suite) && !has_run() => {
+            Outcome::Failed("no test that is marked `smoke` has run on Postgres".into())
+        }
+        outcome => outcome,
     }
 }
 
@@ -220,6 +241,25 @@ mod tests {
         assert!(matches!(unavailable, Outcome::Unavailable(why) if why == "npm cannot install the packages"));
         assert!(matches!(judge(None, ""), Outcome::Failed(_)));
         assert!(matches!(judge(Some(ExitStatus::from_raw(9)), ""), Outcome::Failed(_)), "killed by a signal");
+    }
+
+    #[test]
+    fn a_suite_of_which_nothing_has_run_on_postgres_fails() {
+        let missing = Path::new("/nowhere/browser.marked");
+        let (empty, written) = (Path::new("/dev/null"), Path::new(file!()));
+        let written = &crate::run::workspace().join(written);
+        for (suite, marked, passes) in [
+            ("browser", missing, false),
+            ("browser", empty, false),
+            ("browser", written, true),
+            ("clients", missing, true),
+        ] {
+            let outcome = judge_marks(suite, Outcome::Passed, marked);
+            assert_eq!(matches!(outcome, Outcome::Passed), passes, "{suite}, {}", marked.display());
+        }
+        let unavailable = judge_marks("browser", Outcome::Unavailable("npm".into()), missing);
+        assert!(matches!(unavailable, Outcome::Unavailable(_)));
+        assert!(WITH_MARKS.iter().all(|suite| SUITES.map(name).contains(suite)));
     }
 
     #[test]

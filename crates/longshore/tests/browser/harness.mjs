@@ -5,6 +5,7 @@
 // tests with `smoke` run on Postgres.
 
 import assert from "node:assert/strict";
+import { appendFile } from "node:fs/promises";
 import { after, test } from "node:test";
 import { chromium } from "playwright-core";
 
@@ -18,6 +19,8 @@ export const prefixedServer = { url: variable("LONGSHORE_PREFIXED_URL"), token: 
 const onPostgres = process.env.LONGSHORE_TEST_POSTGRES || "full";
 assert.ok(["full", "smoke"].includes(onPostgres), `LONGSHORE_TEST_POSTGRES: \`${onPostgres}\` is invalid; use full or smoke`);
 const isSmoke = variable("LONGSHORE_ENGINE") === "postgres" && onPostgres === "smoke";
+// `cargo xtask test` fails if no test with `smoke` has run on Postgres.
+const marked = process.env.LONGSHORE_TEST_MARKED;
 
 const DESKTOP = { width: 1280, height: 800 };
 // How long a test waits for what must happen. Only a fault takes this long, however slow the machine is.
@@ -131,6 +134,7 @@ export function inBrowser(name, run, { as, on = server, smoke = false, fresh = f
       };
       await run({ context, open, expect: problems.expect });
       assert.deepEqual(problems.list(), [], "problems that the browser reported");
+      if (isSmoke && marked) await appendFile(marked, `${name}\n`);
     } finally {
       await context.close();
     }
