@@ -96,7 +96,7 @@ async fn must_start(fixture: &Fixture, running: RunningWorker, id: JobId) {
 }
 
 /// Stores a due job without notifying any worker.
-async fn store_unnoticed(fixture: &Fixture, job: NewJob) -> JobId {
+pub(crate) async fn store_unnoticed(fixture: &Fixture, job: NewJob) -> JobId {
     let job = job.validate().expect("valid");
     fixture.store().enqueue(std::slice::from_ref(&job), KeyWait::Long).await.expect("enqueue");
     job.id()

@@ -21,6 +21,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::fixture::*;
+use crate::wake_paths::store_unnoticed;
 
 cases! {
     a_worker_publishes_its_kinds_when_it_starts,
@@ -544,33 +545,33 @@ async fn a_notified_job_is_claimed_without_polling(fixture: Fixture) {
 /// The worker has one slot, and the slot has room for a whole batch. So a claim wants more jobs than there
 /// are, and when a job has started, the worker has found no more jobs of its priority. Without the batch, that
 /// would be so only after another claim, which no case can observe.
+///
+/// Each round has a new worker, whose first claim looks at all priorities. Another one might not look at them again for a
+/// while: for ten times as long as that took the last time.
 async fn jobs_notified_together_start_in_order_of_priority(fixture: Fixture) {
     let order = Arc::new(Mutex::new(Vec::new()));
-    let seen = order.clone();
-    let record = move |priority: i64, _: Context| {
-        seen.lock().expect("lock").push(priority);
-        async { Ok::<(), Failure>(()) }
-    };
-    let batch = async |jobs: Vec<Batched<u32>>| jobs.iter().map(|_| Ok(())).collect();
     let settings =
         Settings { poll_interval: HOUR, max_poll_interval: HOUR, concurrency: 1, ..short_intervals() };
-    let builder = worker(&fixture).settings(settings).function("mail", record).batch("bulk", 8, batch);
-    let running = run_worker(builder).await;
     let mail = |priority: i64| NewJob::new("mail", &priority).priority(priority);
-    let mut done = 0;
-    let mut run = async |batch: Vec<NewJob>| {
-        done += batch.len() as u64;
-        let enqueued = fixture.enqueue_many(batch).await.expect("enqueue");
-        until("all succeed", || async { fixture.count(Status::Succeeded).await == done }).await;
-        enqueued
-    };
     let mut rounds = 0;
     while rounds < 5 {
-        run(vec![mail(0)]).await;
+        fixture.flush().await;
+        let first = store_unnoticed(&fixture, mail(0)).await;
+        let seen = order.clone();
+        let record = move |priority: i64, _: Context| {
+            seen.lock().expect("lock").push(priority);
+            async { Ok::<(), Failure>(()) }
+        };
+        let batch = async |jobs: Vec<Batched<u32>>| jobs.iter().map(|_| Ok(())).collect();
+        let builder = worker(&fixture).settings(settings.clone()).function("mail", record);
+        let running = run_worker(builder.batch("bulk", 8, batch)).await;
+        until_status(&fixture, first, Status::Succeeded).await;
         order.lock().expect("lock").clear();
+        let enqueued = fixture.enqueue_many([mail(0), mail(9), mail(-9)]).await.expect("enqueue");
         let mut was_released = false;
-        for enqueued in run(vec![mail(0), mail(9), mail(-9)]).await {
-            was_released |= fixture.job(enqueued.id).await.lease_no > 1;
+        for job in enqueued {
+            until_status(&fixture, job.id, Status::Succeeded).await;
+            was_released |= fixture.job(job.id).await.lease_no > 1;
         }
         // A worker that was stopped for a moment releases jobs that have not started in time. Then they are
         // not claimed together.
@@ -578,8 +579,8 @@ async fn jobs_notified_together_start_in_order_of_priority(fixture: Fixture) {
             assert_eq!(*order.lock().expect("lock"), [9, 0, -9]);
             rounds += 1;
         }
+        running.stop().await;
     }
-    running.stop().await;
 }
 
 // ---- schedules ------------------------------------------------------------------
