@@ -148,13 +148,14 @@ fn order_continues_wherever_it_is_killed() {
         let mut requests = Vec::new();
         if kill_after < REQUESTS {
             let mut killed = example("order").arg(&folder).stdout(Stdio::piped()).spawn().expect("start");
-            let lines = BufReader::new(killed.stdout.take().expect("stdout")).lines().map_while(Result::ok);
+            let mut lines =
+                BufReader::new(killed.stdout.take().expect("stdout")).lines().map_while(Result::ok);
             // Not killed before its first request: the job would not be stored yet.
-            for line in lines.take(kill_after.max(1)) {
-                requests.push(line);
-            }
+            requests.extend(lines.by_ref().take(kill_after.max(1)));
             killed.kill().expect("kill");
             killed.wait().expect("wait");
+            // It may have made more requests meanwhile.
+            requests.extend(lines);
             // The next program need not wait until the worker of this one counts as dead.
             let database = rusqlite::Connection::open(folder.join("queue.db")).expect("open");
             database.execute_batch("update workers set stale_after_ms = 1").expect("update");
