@@ -186,10 +186,10 @@ impl HttpClient {
             request += &format!("{name}: {value}\r\n");
         }
         let mut stream = TcpStream::connect(self.address()).await.expect("connect");
-        stream.write_all(request.as_bytes()).await.expect("write");
-        stream.write_all(b"\r\n").await.expect("write");
-        // A server that refuses a body may close the connection before reading all of it.
-        let _ = stream.write_all(body.as_bytes()).await;
+        // The server may close the connection before it has read everything.
+        for part in [request.as_str(), "\r\n", body] {
+            let _ = stream.write_all(part.as_bytes()).await;
+        }
         let mut response = Vec::new();
         let _ = stream.read_to_end(&mut response).await;
         parse(&response)
