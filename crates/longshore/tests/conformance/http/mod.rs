@@ -1,6 +1,7 @@
 //! The HTTP API.
 
 mod access;
+mod announced_kinds;
 mod auth;
 mod awaited_ends;
 mod bodies;
@@ -20,6 +21,7 @@ mod jobs;
 mod lease_flows;
 mod lease_steps;
 mod leases;
+mod lost_leases;
 mod operate;
 mod operations;
 mod requests;
