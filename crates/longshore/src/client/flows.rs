@@ -371,9 +371,9 @@ impl Client {
     pub async fn advance_flows(&self) -> Result<usize> {
         // Another task of this client may be at it. Its changes are stored when it has finished.
         let _one_at_a_time = self.advancer.lock.lock().await;
-        let mut steps = 0;
+        let (mut steps, mut after) = (0, None);
         loop {
-            let step = self.store.advance(CHANGES).await?;
+            let step = self.store.advance(after, CHANGES).await?;
             self.notifier.notify(step.queues.iter().map(|queue| (queue.as_str(), When::NOW)));
             #[cfg(any(feature = "api", feature = "worker"))]
             crate::job_metrics::count_ended_flows(&step.ended);
@@ -383,6 +383,7 @@ impl Client {
             if !step.more {
                 return Ok(steps);
             }
+            after = step.after;
             steps += 1;
         }
     }

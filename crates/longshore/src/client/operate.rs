@@ -205,9 +205,12 @@ impl Client {
                     }
                     if matches!(
                         operation,
-                        Operation::Cancel { .. } | Operation::Reopen | Operation::ReopenWith(_)
+                        Operation::Cancel { .. }
+                            | Operation::Rewrite(_)
+                            | Operation::Reopen
+                            | Operation::ReopenWith(_)
                     ) {
-                        // The job may be a member of a flow.
+                        // The job may be a member of a flow, which others skipped while this locked the job.
                         self.advance_soon();
                     }
                     return Ok(operation);

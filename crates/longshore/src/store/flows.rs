@@ -305,6 +305,8 @@ pub struct Advanced {
     pub ended: Vec<FlowStatus>,
     /// Whether to look again: there may be more changes.
     pub more: bool,
+    /// Where to go on then: no change of an earlier flow can be followed now.
+    pub after: Option<FlowId>,
 }
 
 impl Advanced {

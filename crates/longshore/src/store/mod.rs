@@ -469,8 +469,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Follows up to `limit` changes of flows: members that ended or were reopened. Releases or ends
     /// their children as [`flow::follow`](crate::flow::follow) decides, and ends flows without an open member.
-    /// Flows that others have locked are left to them.
-    async fn advance(&self, limit: u32) -> Result<Advanced>;
+    /// Flows that others have locked are left to them, and flows with a job that another transaction has locked to a later call.
+    /// `after` is where the last step left off, so that this one does not look at them again.
+    async fn advance(&self, after: Option<FlowId>, limit: u32) -> Result<Advanced>;
 
     /// Marks a flow as cancelled. Returns false if it has ended, was cancelled before or does not
     /// exist.

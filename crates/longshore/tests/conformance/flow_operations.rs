@@ -217,7 +217,7 @@ async fn a_task_that_comes_back_counts_at_once(fixture: Fixture) {
     }
     // One change at a time: the return of `a`, the ends of `a` and of the others, the return of `b`.
     for _ in 0..4 {
-        fixture.store().advance(1).await.expect("advance");
+        fixture.store().advance(None, 1).await.expect("advance");
     }
     let open = record(&fixture, flow).await;
     assert_eq!((open.status, open.open > 0), (FlowStatus::Running, true), "`b` has come back");
@@ -266,7 +266,7 @@ async fn no_task_starts_while_a_parent_runs_again(fixture: Fixture) {
     let flow = fixture.flows(&longshore::FlowFilter::default()).await.expect("flows")[0].id;
     fixture.retry(member_of(&fixture, flow, "a").await).await.expect("retry");
     fixture.must_finish(&b, done()).await;
-    fixture.store().advance(1000).await.expect("advance");
+    fixture.store().advance(None, 1000).await.expect("advance");
     drop(nobody_follows);
     follow(&fixture).await;
     assert_eq!(kinds(&fixture.claim(worker, 9).await), ["a"]);

@@ -77,7 +77,7 @@ async fn no_task_starts_while_the_return_of_a_parent_is_beyond_the_limit(fixture
     let e = fixture.claim_one(worker).await;
     fixture.must_finish(&e, done()).await;
     fixture.retry(member(&fixture, flow, "b").await).await.expect("retry");
-    while fixture.store().advance(1).await.expect("advance").more {}
+    while fixture.store().advance(None, 1).await.expect("advance").more {}
     drop(nobody_follows);
     expect(&fixture, flow, D_WAITS).await;
 }
@@ -96,7 +96,7 @@ async fn an_end_that_was_undone_starts_nothing(fixture: Fixture) {
         let ending = if claimed.kind() == "b" { failed_permanently() } else { done() };
         fixture.must_finish(&claimed, ending).await;
     }
-    fixture.store().advance(1000).await.expect("advance");
+    fixture.store().advance(None, 1000).await.expect("advance");
     fixture.retry(member(&fixture, flow, "b").await).await.expect("retry");
     drop(nobody_follows);
     expect(&fixture, flow, [("b", "queued"), ("c1", "held"), ("e", "succeeded"), ("d", "held")]).await;
@@ -116,7 +116,7 @@ async fn an_undone_end_of_a_task_with_many_children_starts_none(fixture: Fixture
     let claimed = fixture.claim_one(worker).await;
     fixture.must_finish(&claimed, done()).await;
     fixture.retry(claimed.lease().id).await.expect("retry");
-    fixture.store().advance(1000).await.expect("advance");
+    fixture.store().advance(None, 1000).await.expect("advance");
     let due = fixture.claim(worker, 100).await;
     assert_eq!(kinds(&due), ["a"]);
     drop(nobody_follows);
@@ -132,7 +132,7 @@ async fn a_flow_does_not_end_while_the_return_of_a_member_is_not_followed(fixtur
         let claimed = fixture.claim_one(worker).await;
         fixture.must_finish(&claimed, failed_permanently()).await;
         fixture.retry(claimed.lease().id).await.expect("retry");
-        fixture.store().advance(limit).await.expect("advance");
+        fixture.store().advance(None, limit).await.expect("advance");
         assert_eq!(record(&fixture, flow).await.status, FlowStatus::Running, "limit {limit}");
         drop(nobody_follows);
         end(&fixture, worker, "a", done()).await;
@@ -155,7 +155,7 @@ async fn a_sealed_flow_does_not_end_while_the_return_of_a_member_is_beyond_the_l
     fixture.seal_flow(batch).await.expect("seal_flow");
     fixture.retry(a).await.expect("retry");
     fixture.retry(part).await.expect("retry");
-    fixture.store().advance(1).await.expect("advance");
+    fixture.store().advance(None, 1).await.expect("advance");
     assert_eq!(record(&fixture, batch).await.status, FlowStatus::Running);
     drop(nobody_follows);
     for kind in ["part", "end", "a"] {

@@ -1,5 +1,6 @@
 //! A client's open transaction that has locked flows, waits or members delays only the work on those, however many they
-//! are. In each case the transaction is open until the others have got through.
+//! are. In each case the transaction is open until the others have got through. SQLite has no row locks: an open transaction
+//! that has written delays all writers, for up to 5 s.
 
 use longshore::store::{NewChildren, PendingWait, Spawned};
 use longshore::{
@@ -21,6 +22,7 @@ cases! {
     seals_and_cancels_of_a_locked_flow_delay_nothing_else,
     a_call_about_a_locked_flow_is_refused_with_its_name,
     many_locked_flows_do_not_delay_a_newer_one,
+    many_locked_members_do_not_delay_other_flows,
     many_locked_waits_do_not_delay_other_events,
     more_locked_waits_of_one_event_than_a_step_wakes_do_not_delay_its_others,
     many_locked_waits_do_not_delay_a_join,
@@ -111,6 +113,15 @@ async fn adds_to_a_locked_flow_delay_nothing_else(fixture: Fixture) {
     assert_eq!(record(&fixture, flow).await.members, 1 + CALLERS as u64);
 }
 
+/// How many sessions the transaction blocks.
+async fn blocked_by(lock: &mut PgConnection) -> i64 {
+    const BLOCKED: &str = "
+        select count(*)
+          from pg_stat_activity
+         where pg_backend_pid() = any(pg_blocking_pids(pid))";
+    sqlx::query_scalar(BLOCKED).fetch_one(lock).await.expect("pg_stat_activity")
+}
+
 async fn seals_and_cancels_of_a_locked_flow_delay_nothing_else(fixture: Fixture) {
     let flow = open_flow(&fixture).await;
     let mut lock = lock_flow(&fixture, flow).await;
@@ -177,6 +188,58 @@ async fn many_locked_flows_do_not_delay_a_newer_one(fixture: Fixture) {
     roll_back(lock).await;
     fixture.advance_flows().await.expect("advance_flows");
     assert_eq!(fixture.query_number("select count(*) from flow_changes", None).await, 0);
+}
+
+/// Flows that cannot be followed, because jobs are locked that would start, end, or wait again.
+async fn many_locked_members_do_not_delay_other_flows(fixture: Fixture) {
+    const OF_EACH_SORT: u32 = 40;
+    for _ in 0..OF_EACH_SORT {
+        put(&fixture, chain![task("a", job("ok")), named("released")]).await;
+        put(&fixture, chain![task("a", job("bad")), named("skipped")]).await;
+        put(&fixture, Flow::new("f").task(task("a", job("ok"))).on_success(job("callback"))).await;
+        put(&fixture, chain![task("a", job("bad").queue("retried")), named("back")]).await;
+    }
+    let worker = fixture.worker_with(DAY).await;
+    let retried = fixture.claim_from("retried", worker, OF_EACH_SORT).await;
+    for claimed in &retried {
+        fixture.must_finish(claimed, failed_permanently()).await;
+    }
+    fixture.advance_flows().await.expect("advance_flows");
+    assert_eq!(
+        fixture.count(Status::Cancelled).await,
+        u64::from(OF_EACH_SORT),
+        "those after them are skipped"
+    );
+    let held = fixture.hold_advances().await;
+    for id in ids(&retried) {
+        fixture.retry(id).await.expect("retry");
+    }
+    for claimed in fixture.claim(worker, 3 * OF_EACH_SORT).await {
+        let ending = if claimed.kind() == "bad" { failed_permanently() } else { done_without_result() };
+        fixture.must_finish(&claimed, ending).await;
+    }
+    let lock = "select 1 from ready where held for update; select 1 from finished where skipped for update";
+    let mut lock = open_transaction(&fixture, lock).await;
+    drop(held);
+    // A wait of 10 ms for each of the others would be seen.
+    let nobody_waits = async {
+        while blocked_by(&mut lock).await == 0 {
+            tokio::time::sleep(SECOND / 100).await;
+        }
+    };
+    tokio::select! {
+        () = a_newer_flow_is_followed(&fixture) => {}
+        () = nobody_waits => panic!("a locked job is waited for"),
+    }
+    let kept = fixture.query_number("select count(distinct flow) from flow_changes", None).await;
+    assert_eq!(kept, i64::from(4 * OF_EACH_SORT), "they are followed later");
+    roll_back(lock).await;
+    fixture.advance_flows().await.expect("advance_flows");
+    assert_eq!(fixture.query_number("select count(*) from flow_changes", None).await, 0);
+    for (task, left) in [("released", 0), ("skipped", 0), ("callback", 0), ("back", OF_EACH_SORT)] {
+        let held = format!("select count(*) from ready where held and kind = '{task}'");
+        assert_eq!(fixture.query_number(&held, None).await, i64::from(left), "{task}");
+    }
 }
 
 /// Suspends a job that waits for this event.

@@ -150,7 +150,7 @@ impl Model {
             }
             8..=10 => {
                 let limit = random.below(4) as u32 + 1;
-                fixture.store().advance(limit).await.expect("advance");
+                fixture.store().advance(None, limit).await.expect("advance");
                 self.advance(limit as usize, now);
                 format!("follow {limit}")
             }
@@ -415,7 +415,7 @@ impl Model {
     }
 
     async fn follow_all(&mut self, fixture: &Fixture, now: DateTime<Utc>) {
-        while fixture.store().advance(1000).await.expect("advance").more {}
+        while fixture.store().advance(None, 1000).await.expect("advance").more {}
         // One more for a flow that ends without changes.
         self.advance(1000, now);
         while !self.changes.is_empty() {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use sqlx::Row;
 use uuid::Uuid;
 
-use super::reopen::bring_back;
+use super::reopen::{bring_back, locked_skipped};
 use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Sql, Tx};
 use crate::flow::{
@@ -186,33 +186,48 @@ const CHANGES: &str = "
 /// The maximum number of links that one step closes.
 const MAX_CLOSED: usize = 2000;
 
-/// How long a step waits for a job that another transaction has locked. Most hold such a lock for milliseconds. All other
-/// flows wait meanwhile, and upkeep tries again every second.
+/// How long a step waits for a row that another transaction has locked and that it cannot skip, such as a link. Most hold such
+/// a lock for milliseconds. All other flows wait meanwhile, and upkeep tries again every second.
 const MAX_LOCK_WAIT: Duration = Duration::from_millis(100);
 /// The same for a step that follows only one of many flows.
 const MAX_LOCK_WAIT_OF_ONE: Duration = Duration::from_millis(10);
 
-pub(super) async fn advance(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
+pub(super) async fn advance(tx: &mut Tx<'_>, after: Option<FlowId>, limit: u32) -> Sql<Advanced> {
     // Almost always there is nothing to do, and no transaction is needed.
     if !has_changes(tx).await? {
         return Ok(Advanced::default());
     }
-    match advance_together(tx, None, limit).await {
+    match advance_together(tx, after.map(|flow| flow.0), limit).await {
         Err(fault) if fault.is_refusal() => advance_one_by_one(tx, limit).await,
         done => done,
     }
 }
 
-/// One flow that the database does not let us change, or with a job that another transaction has
-/// locked, must not keep the others from advancing.
+/// Follows changes of several flows behind `after`. It goes on without flows with a locked job, however many they are.
+async fn advance_together(tx: &mut Tx<'_>, after: Option<Uuid>, limit: u32) -> Sql<Advanced> {
+    let mut chosen = Chosen::After(after);
+    loop {
+        match try_step(tx, &chosen, limit).await? {
+            Try::Done(advanced) => return Ok(advanced),
+            Try::Blocked { free, last, .. } if free.is_empty() => chosen = Chosen::After(last),
+            Try::Blocked { free, after, .. } => chosen = Chosen::These(free, after),
+        }
+    }
+}
+
+/// One flow that the database does not let us change must not keep the others from advancing.
 async fn advance_one_by_one(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
     let (mut all, mut after) = (Advanced::default(), None);
     loop {
         let flows = changed(tx, after).await?;
         for flow in &flows {
-            match advance_together(tx, Some(*flow), limit).await {
+            match try_step(tx, &Chosen::One(*flow), limit).await {
                 Err(fault) if fault.is_refusal() => warn_of_refused_flow(FlowId(*flow), &fault.into()),
-                done => all.add(done?),
+                done => {
+                    if let Try::Done(advanced) = done? {
+                        all.add(advanced);
+                    }
+                }
             }
         }
         after = flows.last().copied();
@@ -222,53 +237,92 @@ async fn advance_one_by_one(tx: &mut Tx<'_>, limit: u32) -> Sql<Advanced> {
     }
 }
 
-/// Follows changes of several flows, or only of one.
-async fn advance_together(tx: &mut Tx<'_>, only: Option<Uuid>, limit: u32) -> Sql<Advanced> {
-    let mut transaction = tx.begin_indexed().await?;
-    let tx = &mut transaction.tx();
-    tx.limit_lock_waits(if only.is_none() { MAX_LOCK_WAIT } else { MAX_LOCK_WAIT_OF_ONE }).await?;
-    let mut flows = lock_changed(tx, only).await?;
-    if flows.is_empty() {
-        transaction.commit().await?;
-        return Ok(Advanced::default());
-    }
-    let step = next_step(tx, &flows, limit).await?;
-    let mut followed = Followed::default();
-    if !follow_parents(tx, &step.parents, &mut flows, &mut followed).await? {
-        // The rest of the children comes next; the changes are still there.
-        store_counts(tx, &flows).await?;
-        transaction.commit().await?;
-        return Ok(Advanced { queues: followed.queues(), more: true, ..Advanced::default() });
-    }
-    for (flow, change) in &step.counted {
-        if let Some(flow) = flows.get_mut(flow) {
-            flow.counts.add(change);
-        }
-    }
-    let mut advanced = Advanced { more: true, ..Advanced::default() };
-    delete_changes(tx, &step.rows).await?;
-    store_turns(tx, &mut flows, &mut followed, &mut advanced).await?;
-    transaction.commit().await?;
-    advanced.queues = followed.queues();
-    Ok(advanced)
+/// The flows of a step.
+enum Chosen {
+    /// The first free ones behind this one.
+    After(Option<Uuid>),
+    /// These, which are the first free ones behind the last.
+    These(Vec<Uuid>, Option<Uuid>),
+    One(Uuid),
 }
 
-/// Locks flows with changes, or only one. It goes on behind those that others have locked, however many they are.
-async fn lock_changed(tx: &mut Tx<'_>, only: Option<Uuid>) -> Sql<BTreeMap<Uuid, LockedFlow>> {
-    if let Some(only) = only {
-        return lock(tx, &[only]).await;
+/// What came of a step.
+enum Try {
+    Done(Advanced),
+    /// Another transaction has locked a job that the step would release or end. Nothing was stored.
+    Blocked {
+        /// Those of the step's flows without such a job, as far as the step got.
+        free: Vec<Uuid>,
+        /// Behind which flow they were found.
+        after: Option<Uuid>,
+        /// The last flow of the step.
+        last: Option<Uuid>,
+    },
+}
+
+/// Follows changes of these flows.
+async fn try_step(tx: &mut Tx<'_>, chosen: &Chosen, limit: u32) -> Sql<Try> {
+    let mut transaction = tx.begin_indexed().await?;
+    let tx = &mut transaction.tx();
+    let max_lock_wait = if matches!(chosen, Chosen::One(_)) { MAX_LOCK_WAIT_OF_ONE } else { MAX_LOCK_WAIT };
+    tx.limit_lock_waits(max_lock_wait).await?;
+    let (mut flows, after) = match chosen {
+        Chosen::After(after) => lock_changed(tx, *after).await?,
+        Chosen::These(flows, after) => (lock(tx, flows).await?, *after),
+        Chosen::One(flow) => (lock(tx, &[*flow]).await?, None),
+    };
+    if flows.is_empty() {
+        transaction.commit().await?;
+        let more = matches!(chosen, Chosen::These(..));
+        return Ok(Try::Done(Advanced { more, after: after.map(FlowId), ..Advanced::default() }));
     }
-    let mut after = None;
+    let step = next_step(tx, &flows, limit).await?;
+    let mut advanced = Advanced { more: true, after: after.map(FlowId), ..Advanced::default() };
+    let mut followed = Followed::default();
+    let is_complete = follow_parents(tx, &step.parents, &mut flows, &mut followed).await?;
+    if is_complete && followed.blocked.is_empty() {
+        for (flow, change) in &step.counted {
+            if let Some(flow) = flows.get_mut(flow) {
+                flow.counts.add(change);
+            }
+        }
+        delete_changes(tx, &step.rows).await?;
+        store_turns(tx, &mut flows, &mut followed, &mut advanced).await?;
+    } else if followed.blocked.is_empty() {
+        // The rest of the children comes next; the changes are still there.
+        store_counts(tx, &flows).await?;
+    }
+    if !followed.blocked.is_empty() {
+        transaction.rollback().await?;
+        let last = flows.keys().next_back().copied();
+        flows.retain(|flow, _| !followed.blocked.contains(flow));
+        tracing::debug!(
+            flows = followed.blocked.len(),
+            "other transactions have locked jobs of flows; following them later"
+        );
+        return Ok(Try::Blocked { free: flows.into_keys().collect(), after, last });
+    }
+    transaction.commit().await?;
+    advanced.queues = followed.queues.into_iter().collect();
+    Ok(Try::Done(advanced))
+}
+
+/// Locks flows with changes behind `after`. It goes on behind those that others have locked, however many they are. Also
+/// returns behind which flow it found them.
+async fn lock_changed(
+    tx: &mut Tx<'_>,
+    mut after: Option<Uuid>,
+) -> Sql<(BTreeMap<Uuid, LockedFlow>, Option<Uuid>)> {
     loop {
         let page = changed(tx, after).await?;
         let flows = lock(tx, &page).await?;
         if !flows.is_empty() {
-            return Ok(flows);
+            return Ok((flows, after));
         }
         sqlx::query(tx.sql(FORGET_CHANGES)).bind(&page).execute(&mut *tx.connection).await?;
         after = page.last().copied();
         if page.len() < MAX_CHANGED {
-            return Ok(flows);
+            return Ok((flows, after));
         }
     }
 }
@@ -296,7 +350,15 @@ struct Step {
     /// The changes, with their flows.
     counted: Vec<(Uuid, Change)>,
     /// The members whose children are followed.
-    parents: Vec<(Uuid, Option<End>)>,
+    parents: Vec<Parent>,
+}
+
+/// A member whose children are followed, or a flow whose callbacks are.
+struct Parent {
+    id: Uuid,
+    flow: Uuid,
+    /// How it ended; `None` if it was reopened.
+    end: Option<End>,
 }
 
 /// The changes to follow now. A row without a job only says that the flow is to be looked at.
@@ -327,7 +389,9 @@ async fn next_step(tx: &mut Tx<'_>, flows: &BTreeMap<Uuid, LockedFlow>, limit: u
             step.rows.push(id);
             step.counted.push((*flow, *change));
         }
-        step.parents.extend((pick == Pick::Follow).then_some((change.job, change.end)));
+        if pick == Pick::Follow {
+            step.parents.push(Parent { id: change.job, flow: *flow, end: change.end });
+        }
     }
     Ok(step)
 }
@@ -336,12 +400,8 @@ async fn next_step(tx: &mut Tx<'_>, flows: &BTreeMap<Uuid, LockedFlow>, limit: u
 #[derive(Default)]
 struct Followed {
     queues: BTreeSet<String>,
-}
-
-impl Followed {
-    fn queues(self) -> Vec<String> {
-        self.queues.into_iter().collect()
-    }
+    /// The flows of which another transaction has locked a job. What was decided about them cannot be stored now.
+    blocked: BTreeSet<Uuid>,
 }
 
 const OPEN_LINKS: &str = "
@@ -376,13 +436,13 @@ const SET_MET: &str = "
 /// the children: those that wait, and those that were skipped because of a parent that was reopened. Returns whether all links of these parents are done.
 async fn follow_parents(
     tx: &mut Tx<'_>,
-    parents: &[(Uuid, Option<End>)],
+    parents: &[Parent],
     flows: &mut BTreeMap<Uuid, LockedFlow>,
     followed: &mut Followed,
 ) -> Sql<bool> {
-    let ends: BTreeMap<Uuid, Option<End>> = parents.iter().copied().collect();
-    let (ended, reopened): (Vec<_>, Vec<_>) = parents.iter().partition(|(_, end)| end.is_some());
-    let ids = |parents: Vec<&(Uuid, Option<End>)>| parents.into_iter().map(|(id, _)| *id).collect::<Vec<_>>();
+    let by_id: BTreeMap<Uuid, &Parent> = parents.iter().map(|parent| (parent.id, parent)).collect();
+    let (ended, reopened): (Vec<_>, Vec<_>) = parents.iter().partition(|parent| parent.end.is_some());
+    let ids = |parents: Vec<&Parent>| parents.into_iter().map(|parent| parent.id).collect::<Vec<_>>();
     let mut rows = Vec::new();
     for (statement, parents) in [(CLOSED_LINKS, ids(reopened)), (OPEN_LINKS, ids(ended))] {
         if !parents.is_empty() && rows.len() <= MAX_CLOSED {
@@ -393,17 +453,18 @@ async fn follow_parents(
     }
     let is_complete = rows.len() <= MAX_CLOSED;
     let (mut of_parent, mut of_child, mut met) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut children, mut of_reopened) = (BTreeSet::new(), BTreeSet::new());
+    // The children, and the flows whose changes are about them.
+    let (mut children, mut of_reopened) = (BTreeMap::new(), BTreeMap::new());
     for row in rows.iter().take(MAX_CLOSED) {
         let (parent, child): (Uuid, Uuid) = (row.try_get(0)?, row.try_get(1)?);
         let condition = Condition::from_stored(row.try_get(2)?)?;
-        let end = ends.get(&parent).copied().flatten();
+        let Some(Parent { flow, end, .. }) = by_id.get(&parent) else { continue };
         of_parent.push(parent);
         of_child.push(child);
         met.push(end.map(|end| condition.is_met(end)));
         match end {
-            Some(_) => children.insert(child),
-            None => of_reopened.insert(child),
+            Some(_) => children.insert(child, *flow),
+            None => of_reopened.insert(child, *flow),
         };
     }
     if !of_parent.is_empty() {
@@ -411,8 +472,13 @@ async fn follow_parents(
         set.execute(&mut *tx.connection).await?;
     }
     follow_children(tx, &children, flows, followed).await?;
-    let of_reopened: Vec<Uuid> = of_reopened.into_iter().collect();
-    for flow in bring_back(tx, &of_reopened, |flow| is_cancelled(flows, flow)).await? {
+    let reopened: Vec<Uuid> = of_reopened.keys().copied().collect();
+    let locked = locked_skipped(tx, &reopened).await?;
+    followed.blocked.extend(locked.iter().filter_map(|job| of_reopened.get(job)));
+    if !followed.blocked.is_empty() {
+        return Ok(is_complete);
+    }
+    for flow in bring_back(tx, &reopened, |flow| is_cancelled(flows, flow)).await? {
         if let Some(flow) = flows.get_mut(&flow) {
             flow.counts.open += 1;
         }
@@ -462,14 +528,14 @@ const HELD_CHILDREN: &str = "
 
 async fn follow_children(
     tx: &mut Tx<'_>,
-    children: &BTreeSet<Uuid>,
+    children: &BTreeMap<Uuid, Uuid>,
     flows: &BTreeMap<Uuid, LockedFlow>,
     followed: &mut Followed,
 ) -> Sql<()> {
     if children.is_empty() {
         return Ok(());
     }
-    let ids: Vec<Uuid> = children.iter().copied().collect();
+    let ids: Vec<Uuid> = children.keys().copied().collect();
     let (mut released, mut ended, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
     for row in sqlx::query(tx.sql(HELD_CHILDREN)).bind(ids).fetch_all(&mut *tx.connection).await? {
         let id: Uuid = row.try_get(0)?;
@@ -492,8 +558,10 @@ async fn follow_children(
             }
         }
     }
-    release(tx, &released, followed).await?;
-    end_waiting(tx, &ended, &reasons).await?;
+    let mut changed: BTreeSet<Uuid> = release(tx, &released, followed).await?.into_iter().collect();
+    changed.extend(end_waiting(tx, &ended, &reasons).await?);
+    let left = released.iter().chain(&ended).filter(|job| !changed.contains(job));
+    followed.blocked.extend(left.filter_map(|job| children.get(job)));
     Ok(())
 }
 
@@ -515,7 +583,7 @@ const RELEASE: &str = concat!(
                          where r.id = i.id
                            and r.held
                          limit 1
-                           for update) as w))
+                           for update skip locked) as w))
       returning *),
     requeued as (
       insert into longshore.ready
@@ -532,22 +600,23 @@ const RELEASE: &str = concat!(
       returning run_at, priority, queue, grp),",
     add_turns!("requeued"),
     "
-    select distinct queue
-      from requeued
-     where run_at <= longshore.clock()"
+    select array(select id from deleted),
+           array(select distinct queue from requeued where run_at <= longshore.clock())"
 );
 
-/// Lets held jobs start.
-async fn release(tx: &mut Tx<'_>, ids: &[Uuid], followed: &mut Followed) -> Sql<()> {
-    if !ids.is_empty() {
-        let queues: Vec<String> =
-            sqlx::query_scalar(tx.sql(RELEASE)).bind(ids).fetch_all(&mut *tx.connection).await?;
-        followed.queues.extend(queues);
+/// Lets held jobs start, except those that others have locked. Returns which.
+async fn release(tx: &mut Tx<'_>, ids: &[Uuid], followed: &mut Followed) -> Sql<Vec<Uuid>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(())
+    let (released, queues): (Vec<Uuid>, Vec<String>) =
+        sqlx::query_as(tx.sql(RELEASE)).bind(ids).fetch_one(&mut *tx.connection).await?;
+    followed.queues.extend(queues);
+    Ok(released)
 }
 
-/// Ends waiting jobs as cancelled, whatever they wait for. They do not count as failures.
+/// Ends waiting jobs as cancelled, whatever they wait for, except those that others have locked. They do not count as
+/// failures.
 const END_WAITING: &str = concat!(
     "
     with deleted as (
@@ -560,7 +629,7 @@ const END_WAITING: &str = concat!(
                           from longshore.ready r
                          where r.id = i.id
                          limit 1
-                           for update) as w))
+                           for update skip locked) as w))
       returning *),
     finished_jobs as (
       insert into longshore.finished
@@ -585,15 +654,16 @@ const END_WAITING: &str = concat!(
         from deleted
        where flow is not null
        order by id)
-    select count(*) from deleted"
+    select id from deleted"
 );
 
-pub(super) async fn end_waiting(tx: &mut Tx<'_>, ids: &[Uuid], reasons: &[String]) -> Sql<u64> {
+/// Returns those that were ended.
+pub(super) async fn end_waiting(tx: &mut Tx<'_>, ids: &[Uuid], reasons: &[String]) -> Sql<Vec<Uuid>> {
     if ids.is_empty() {
-        return Ok(0);
+        return Ok(Vec::new());
     }
-    let query = sqlx::query_scalar::<_, i64>(tx.sql(END_WAITING)).bind(ids).bind(reasons);
-    Ok(query.fetch_one(&mut *tx.connection).await?.unsigned_abs())
+    let query = sqlx::query_scalar(tx.sql(END_WAITING)).bind(ids).bind(reasons);
+    Ok(query.fetch_all(&mut *tx.connection).await?)
 }
 
 const STORE_COUNTS: &str = "
@@ -658,13 +728,13 @@ async fn store_turns(
             FlowTurn::Ends(_) if with_changes.contains(id) => continue,
             FlowTurn::Ends(end) => {
                 flow.counts.has_ended = true;
-                parents.extend((!flow.is_owned).then_some((*id, Some(end))));
+                parents.extend((!flow.is_owned).then_some(Parent { id: *id, flow: *id, end: Some(end) }));
                 emitted.extend(event);
                 advanced.ended.push(FlowRecord::status(flow.counts.failed, flow.counts.is_cancelled, true));
             }
             FlowTurn::Reopens => {
                 flow.counts.has_ended = false;
-                parents.extend((!flow.is_owned).then_some((*id, None)));
+                parents.extend((!flow.is_owned).then_some(Parent { id: *id, flow: *id, end: None }));
                 forgotten.extend(event);
             }
         }
@@ -679,7 +749,10 @@ async fn store_turns(
     }
     // At most 32 flows with a hundred callbacks each, which is not much more than one step closes. A
     // callback that is left out would wait forever, so all are followed here.
-    while !parents.is_empty() && !follow_parents(tx, &parents, flows, followed).await? {}
+    while !parents.is_empty()
+        && !follow_parents(tx, &parents, flows, followed).await?
+        && followed.blocked.is_empty()
+    {}
     Ok(())
 }
 

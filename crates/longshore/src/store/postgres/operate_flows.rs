@@ -125,7 +125,7 @@ pub(super) async fn cancel_members(
         done.workers.extend(workers.into_iter().map(WorkerId));
         let waiting: Vec<Uuid> =
             sqlx::query_scalar(tx.sql(LOCK_WAITING)).bind(&page).fetch_all(&mut *tx.connection).await?;
-        done.cancelled += end_waiting(tx, &waiting, &reasons[..waiting.len()]).await?;
+        done.cancelled += end_waiting(tx, &waiting, &reasons[..waiting.len()]).await?.len() as u64;
         let left: i64 =
             sqlx::query_scalar(tx.sql(NOT_CANCELLED)).bind(&page).fetch_one(&mut *tx.connection).await?;
         done.skipped = left.unsigned_abs();

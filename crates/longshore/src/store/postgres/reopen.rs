@@ -49,6 +49,34 @@ const SKIPPED: &str = "
               limit 1
                 for update) as f";
 
+/// The skipped ones of these jobs that another transaction has locked.
+const LOCKED_SKIPPED: &str = "
+    select i.id
+      from unnest((select $1::uuid[])) as i(id)
+     cross join lateral (
+             select true as is_skipped
+               from longshore.finished f
+              where f.id = i.id
+                and f.skipped
+              limit 1) as s
+      left join lateral (
+             select true as is_free
+               from longshore.finished f
+              where f.id = i.id
+                and f.skipped
+              limit 1
+                for update skip locked) as l
+        on true
+     where l.is_free is null";
+
+/// Locks the others.
+pub(super) async fn locked_skipped(tx: &mut Tx<'_>, ids: &[Uuid]) -> Sql<Vec<Uuid>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(sqlx::query_scalar(tx.sql(LOCKED_SKIPPED)).bind(ids).fetch_all(&mut *tx.connection).await?)
+}
+
 /// The caller counts the members. `advance` opens the links from them to others later, and lets what was skipped
 /// because of them wait again.
 const REOPEN_MEMBERS: &str = concat!(

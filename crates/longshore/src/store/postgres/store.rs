@@ -414,8 +414,8 @@ impl Store for PostgresStore {
         self.run_read((), |tx, ()| Box::pin(advance::pending(tx))).await
     }
 
-    async fn advance(&self, limit: u32) -> Result<Advanced> {
-        self.run(limit, |tx, limit| Box::pin(advance::advance(tx, *limit))).await
+    async fn advance(&self, after: Option<FlowId>, limit: u32) -> Result<Advanced> {
+        self.run((after, limit), |tx, (after, limit)| Box::pin(advance::advance(tx, *after, *limit))).await
     }
 
     // ---- operate_flows ----------------------------------------------------

@@ -377,7 +377,7 @@ impl Store for SqliteStore {
         self.engine.read(advance::pending).await
     }
 
-    async fn advance(&self, limit: u32) -> Result<Advanced> {
+    async fn advance(&self, _: Option<FlowId>, limit: u32) -> Result<Advanced> {
         // Almost always there is nothing to do, and nothing is written.
         if !self.engine.read(advance::has_changes).await? {
             return Ok(Advanced::default());
