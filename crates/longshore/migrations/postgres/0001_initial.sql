@@ -484,8 +484,7 @@ create table longshore.queue_kinds (
 );
 
 -- Changes of any number of jobs. The process that works on one holds it until `held_until`; when that has passed,
--- another process continues behind `cursor`. `locked`: the jobs that it has passed by, because another transaction had
--- locked them; it visits them again at its end.
+-- another process continues behind `cursor`. `locked_cursor`: as in `operation_locked`.
 create table longshore.operations (
     id               uuid primary key,
     action           text not null check (action in ('cancel', 'retry', 'delete')),
@@ -505,13 +504,21 @@ create table longshore.operations (
     error            text,     -- why it failed, or why a step has to be tried again
     holder           uuid,
     held_until       timestamptz,
-    locked           uuid[] not null default '{}',
+    locked_cursor    uuid,
     check ((filter is null) <> (ids is null))
 );
 
 create index operations_created_at on longshore.operations (created_at desc, id desc);
 create index operations_running on longshore.operations (created_at, id) where state = 'running';
 create index operations_ended on longshore.operations (updated_at) where state <> 'running';
+
+-- The jobs that an operation has passed by, because another transaction had locked them. It visits them again at its
+-- end, in rounds; `locked_cursor` is how far a round has come.
+create table longshore.operation_locked (
+    operation        uuid not null,
+    job              uuid not null,
+    primary key (operation, job)
+);
 
 -- ---- statistics -----------------------------------------------------------
 

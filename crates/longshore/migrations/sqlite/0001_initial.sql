@@ -438,8 +438,7 @@ create table queue_kinds (
 ) strict, without rowid;
 
 -- Changes of any number of jobs. The process that works on one holds it until `held_until`; when that has passed,
--- another process continues behind `cursor`. `locked`: the jobs that it has passed by, because another transaction had
--- locked them, as JSON; it visits them again at its end.
+-- another process continues behind `cursor`. `locked_cursor`: as in `operation_locked`.
 create table operations (
     id               blob not null primary key check (length(id) = 16),
     action           text not null check (action in ('cancel', 'retry', 'delete')),
@@ -459,13 +458,21 @@ create table operations (
     error            text,     -- why it failed, or why a step has to be tried again
     holder           blob,
     held_until       integer,
-    locked           text not null default '[]',
+    locked_cursor    blob,
     check ((filter is null) <> (ids is null))
 ) strict, without rowid;
 
 create index operations_created_at on operations (created_at desc, id desc);
 create index operations_running on operations (created_at, id) where state = 'running';
 create index operations_ended on operations (updated_at) where state <> 'running';
+
+-- The jobs that an operation has passed by, because another transaction had locked them. It visits them again at its
+-- end, in rounds; `locked_cursor` is how far a round has come.
+create table operation_locked (
+    operation        blob not null check (length(operation) = 16),
+    job              blob not null check (length(job) = 16),
+    primary key (operation, job)
+) strict, without rowid;
 
 -- ---- statistics -----------------------------------------------------------
 

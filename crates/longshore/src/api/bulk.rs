@@ -137,7 +137,7 @@ pub(super) async fn bulk(
             response.skipped += skipped.count() as u64;
         } else {
             let jobs: Vec<Target> = page.jobs.iter().map(|job| Target::listed(job, &also_in)).collect();
-            let changes = server.client.change_jobs(body.action, &jobs, KeyWait::Long, 0).await;
+            let changes = server.client.change_jobs(body.action, &jobs, KeyWait::Long).await;
             if let Some((_, error)) = changes.failed {
                 return Err(error.into());
             }

@@ -2,7 +2,8 @@
 //! at once, which bulk requests use too.
 //!
 //! An operation visits its jobs from the newest to the oldest and never returns, so a job that fails again
-//! after a retry is not retried again. Any process may execute it. It stores its cursor after every
+//! after a retry is not retried again. It passes by jobs that another transaction has locked, however many they are, and stores
+//! which. At its end it visits these again, in rounds. They count when they are no longer locked. Any process may execute it. It stores its cursor after every
 //! step, and another process continues there if it dies. The jobs of the last step are then visited twice.
 //! That does no harm: jobs that were created or have ended since the operation was started are left alone.
 
@@ -34,10 +35,9 @@ const HOLD: Duration = Duration::from_secs(30);
 /// A step begins no further changes after this time, so that it ends long before another process may take
 /// the operation.
 const MAX_STEP_TIME: Duration = Duration::from_secs(10);
-/// When an operation is tried again after a temporary error. Other operations continue meanwhile.
+/// When an operation is tried again after a temporary error, and when it begins another round through the jobs that it has
+/// passed by. Other operations continue meanwhile.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// How many jobs an operation passes by, because another transaction has locked them. If there are more, it waits.
-const MAX_LOCKED: usize = 1000;
 /// How many jobs are changed at the same time. On Postgres, more would only wait for connections. On SQLite,
 /// these share a commit.
 const CONCURRENT_CHANGES: usize = 32;
@@ -185,8 +185,10 @@ struct Execution<'c> {
     operation: HeldOperation,
     holder: Holder,
     cursor: Option<JobId>,
-    /// The jobs to visit again, because another transaction had locked them.
-    locked: Vec<JobId>,
+    /// Whether it has visited all of its jobs.
+    has_visited_all: bool,
+    /// How far the round through the jobs has come that it has passed by.
+    locked_cursor: Option<JobId>,
 }
 
 /// What follows a step.
@@ -205,25 +207,30 @@ struct Visit {
 }
 
 impl<'c> Execution<'c> {
-    fn new(client: &'c Client, mut operation: HeldOperation, holder: Holder) -> Self {
-        let locked = std::mem::take(&mut operation.locked);
-        Execution { client, cursor: operation.record.cursor, operation, holder, locked }
+    fn new(client: &'c Client, operation: HeldOperation, holder: Holder) -> Self {
+        let (cursor, locked_cursor) = (operation.record.cursor, operation.locked_cursor);
+        Execution {
+            client,
+            operation,
+            holder,
+            cursor,
+            has_visited_all: locked_cursor.is_some(),
+            locked_cursor,
+        }
     }
 
     /// Visits the next jobs and stores what was done.
     async fn step(&mut self) -> Result<Next> {
+        if self.has_visited_all {
+            return self.visit_locked().await;
+        }
         let visit = match self.find_jobs().await {
             Ok(visit) => visit,
             Err(error) => return self.fail(OperationStep::default(), None, error).await,
         };
-        if visit.jobs.is_empty() && visit.next.is_none() && !self.locked.is_empty() {
-            return self.visit_locked().await;
-        }
-        let most_locked = MAX_LOCKED - self.locked.len().min(MAX_LOCKED);
-        let changes = self.change(&visit.jobs, most_locked).await;
+        let changes = self.change(&visit.jobs).await;
         let mut step = changes.step();
         step.cursor = changes.last;
-        self.locked.extend(&changes.locked);
         if let Some((job, error)) = changes.failed {
             return self.fail(step, Some(job), error).await;
         }
@@ -231,65 +238,67 @@ impl<'c> Execution<'c> {
         if is_complete {
             step.cursor = visit.next.or(step.cursor);
         }
-        let is_last = is_complete && visit.next.is_none();
-        Ok(match self.save(&step).await? {
-            Some(OperationState::Running) if is_last && self.locked.is_empty() => {
-                self.end(None).await?;
-                Next::Leave
-            }
-            Some(OperationState::Running) => Next::Continue,
-            _ => Next::Leave,
-        })
+        self.has_visited_all = is_complete && visit.next.is_none();
+        match self.save_and_go_on(&step).await? {
+            // The end of the operation is not a step of its own.
+            Next::Continue if self.has_visited_all => self.visit_locked().await,
+            next => Ok(next),
+        }
     }
 
-    /// Visits some of the jobs again that another transaction had locked.
+    /// Visits the next ones of the jobs again that it has passed by.
     async fn visit_locked(&mut self) -> Result<Next> {
-        let rest = self.locked.split_off(self.locked.len().min(STEP as usize));
-        let visited = std::mem::replace(&mut self.locked, rest);
-        let jobs = match self.find_again(&visited).await {
-            Ok(jobs) => jobs,
-            Err(error) => {
-                self.locked.extend(visited);
-                return self.fail(OperationStep::default(), None, error).await;
-            }
+        let (jobs, is_last) = match self.find_locked().await {
+            Ok(found) => found,
+            Err(error) => return self.fail(OperationStep::default(), None, error).await,
         };
-        let changes = self.change(&jobs, usize::MAX).await;
+        let changes = self.change(&jobs).await;
         let mut step = changes.step();
-        let done = jobs.iter().position(|job| Some(job.id) == changes.last).map_or(0, |last| last + 1);
-        let mut left = jobs[done..].iter();
+        let locked = std::mem::take(&mut step.locked);
+        let visited =
+            jobs.iter().map(|job| job.id).take_while(|job| changes.last.is_some_and(|last| *job >= last));
+        step.unlocked = visited.filter(|job| !locked.contains(job)).collect();
+        self.locked_cursor = changes.last.or(self.locked_cursor);
         if let Some((job, error)) = changes.failed {
             if !is_temporary(&error) {
-                // The operation ends here. If it is resumed, this job is not visited again.
-                left.next();
-                step.examined += 1;
-                step.skipped += 1;
+                step.unlocked.push(job);
+                self.locked_cursor = Some(job);
             }
-            self.locked.extend(left.map(|job| job.id));
-            self.locked.extend(changes.locked);
-            return self.fail_at(step, job, error).await;
+            return self.fail(step, Some(job), error).await;
         }
-        self.locked.extend(left.map(|job| job.id));
-        let first = changes.locked.first().copied();
-        self.locked.extend(changes.locked);
-        if let Some(job) = first.filter(|_| step.examined == 0) {
-            step.error =
-                Some(format!("job {job}: another client's open transaction has locked it; trying again"));
-            step.hold = TRY_AGAIN_AFTER;
-            self.save(&step).await?;
-            return Ok(Next::Leave);
+        let is_complete = changes.last == jobs.last().map(|job| job.id);
+        if !(is_last && is_complete) {
+            return self.save_and_go_on(&step).await;
         }
-        Ok(match self.save(&step).await? {
-            Some(OperationState::Running) if self.locked.is_empty() => {
-                self.end(None).await?;
-                Next::Leave
+        self.locked_cursor = None;
+        let state = self.save(&step).await?;
+        match self.client.store.locked_jobs(self.operation.record.id, None, 1).await?.first() {
+            _ if state != Some(OperationState::Running) => {}
+            None => self.end(None).await?,
+            Some(job) => {
+                let error =
+                    format!("job {job}: another client's open transaction has locked it; trying again");
+                let hold = TRY_AGAIN_AFTER;
+                self.save(&OperationStep { error: Some(error), hold, ..OperationStep::default() }).await?;
             }
-            Some(OperationState::Running) => Next::Continue,
-            _ => Next::Leave,
-        })
+        }
+        Ok(Next::Leave)
     }
 
-    async fn change(&self, jobs: &[Target], most_locked: usize) -> Changes {
-        self.client.change_jobs(self.operation.record.action, jobs, KeyWait::Skip, most_locked).await
+    /// The next ones of the jobs that it has passed by, and whether they are the last ones.
+    async fn find_locked(&self) -> Result<(Vec<Target>, bool)> {
+        let id = self.operation.record.id;
+        let found = self.client.store.locked_jobs(id, self.locked_cursor, STEP).await?;
+        Ok((self.find_again(&found).await?, found.len() < STEP as usize))
+    }
+
+    async fn save_and_go_on(&mut self, step: &OperationStep) -> Result<Next> {
+        let is_running = self.save(step).await? == Some(OperationState::Running);
+        Ok(if is_running { Next::Continue } else { Next::Leave })
+    }
+
+    async fn change(&self, jobs: &[Target]) -> Changes {
+        self.client.change_jobs(self.operation.record.action, jobs, KeyWait::Skip).await
     }
 
     /// The next jobs.
@@ -373,20 +382,11 @@ impl<'c> Execution<'c> {
     /// the operation behind the job, so that it can be resumed with the next one.
     async fn fail(&mut self, mut step: OperationStep, job: Option<JobId>, error: Error) -> Result<Next> {
         if let Some(job) = job.filter(|_| !is_temporary(&error)) {
-            step.cursor = Some(job);
+            step.cursor = Some(job).filter(|_| !self.has_visited_all);
             step.examined += 1;
             step.skipped += 1;
         }
         let at = job.map_or_else(String::new, |job| format!("job {job}: "));
-        self.fail_with(step, at, error).await
-    }
-
-    /// As [`fail`](Self::fail); the counts contain the job, and the cursor stays.
-    async fn fail_at(&mut self, step: OperationStep, job: JobId, error: Error) -> Result<Next> {
-        self.fail_with(step, format!("job {job}: "), error).await
-    }
-
-    async fn fail_with(&mut self, mut step: OperationStep, at: String, error: Error) -> Result<Next> {
         let operation_id = self.operation.record.id;
         if is_temporary(&error) {
             tracing::warn!(%operation_id, %error, "an operation could not continue; trying again");
@@ -427,7 +427,7 @@ impl<'c> Execution<'c> {
             examined: record.examined,
             changed: record.changed,
             skipped: record.skipped,
-            locked: self.locked.clone(),
+            locked_cursor: self.locked_cursor,
             ..step.clone()
         };
         let operation_id = record.id;
@@ -523,15 +523,9 @@ pub(crate) struct Changes {
 
 impl Client {
     /// Changes jobs, several at a time, and notifies workers. Stops after an error, and after some
-    /// seconds. `wait` is how long each change waits for what another transaction has locked. More than `most_locked` jobs
-    /// for which that was too short count as an error.
-    pub(crate) async fn change_jobs(
-        &self,
-        action: Action,
-        jobs: &[Target],
-        wait: KeyWait,
-        most_locked: usize,
-    ) -> Changes {
+    /// seconds. `wait` is how long each change waits for what another transaction has locked. A job for which that was too
+    /// short counts as an error, or as locked with [`KeyWait::Skip`].
+    pub(crate) async fn change_jobs(&self, action: Action, jobs: &[Target], wait: KeyWait) -> Changes {
         let began = Instant::now();
         let mut results: Vec<Visited> = jobs.iter().map(|_| Visited::No).collect();
         let (mut next, mut must_stop) = (0, false);
@@ -551,7 +545,7 @@ impl Client {
             }
             let Some(ended) = running.join_next().await else { break };
             if let Ok((nth, result)) = ended {
-                results[nth] = Visited::of(result.map(drop));
+                results[nth] = Visited::of(result.map(drop), wait);
                 must_stop |= matches!(results[nth], Visited::Failed(_)) || began.elapsed() > MAX_STEP_TIME;
             }
         }
@@ -560,7 +554,7 @@ impl Client {
             let queues = changed.filter_map(|(job, _)| job.queue.as_deref());
             self.notifier.notify(queues.map(|queue| (queue, When::NOW)));
         }
-        Changes::of(jobs, results, most_locked)
+        Changes::of(jobs, results)
     }
 }
 
@@ -571,17 +565,17 @@ enum Visited {
     /// Its state does not allow the change, or it no longer exists.
     Skipped,
     /// Another transaction has locked it.
-    Locked(Error),
+    Locked,
     /// An error that is about more than the job's state.
     Failed(Error),
 }
 
 impl Visited {
-    fn of(result: Result<()>) -> Self {
+    fn of(result: Result<()>, wait: KeyWait) -> Self {
         match result {
             Ok(()) => Visited::Changed,
             Err(error) if error.is_conflict() || error.is_not_found() => Visited::Skipped,
-            Err(error) if error.is_locked() => Visited::Locked(error),
+            Err(error) if error.is_locked() && wait == KeyWait::Skip => Visited::Locked,
             Err(error) => Visited::Failed(error),
         }
     }
@@ -589,15 +583,15 @@ impl Visited {
 
 impl Changes {
     /// Counts the results up to the first error or the first job that was not visited.
-    fn of(jobs: &[Target], results: Vec<Visited>, most_locked: usize) -> Self {
+    fn of(jobs: &[Target], results: Vec<Visited>) -> Self {
         let mut changes = Changes::default();
         for (job, result) in jobs.iter().zip(results) {
             match result {
                 Visited::Changed => changes.changed += 1,
                 Visited::Skipped => changes.skipped += 1,
                 Visited::No => break,
-                Visited::Locked(_) if changes.locked.len() < most_locked => changes.locked.push(job.id),
-                Visited::Locked(error) | Visited::Failed(error) => {
+                Visited::Locked => changes.locked.push(job.id),
+                Visited::Failed(error) => {
                     changes.failed = Some((job.id, error));
                     break;
                 }
@@ -613,6 +607,7 @@ impl Changes {
             examined: self.changed + self.skipped,
             changed: self.changed,
             skipped: self.skipped,
+            locked: self.locked.clone(),
             hold: HOLD,
             ..OperationStep::default()
         }
@@ -655,7 +650,7 @@ mod tests {
         let jobs: Vec<Target> =
             [9, 8, 7, 6].map(|n| Target::named(JobId(Uuid::from_u128(n)), "mail")).to_vec();
         let of = |results| {
-            let Changes { changed, skipped, last, failed, .. } = Changes::of(&jobs, results, 1);
+            let Changes { changed, skipped, last, failed, .. } = Changes::of(&jobs, results);
             (changed, skipped, last.map(|id| id.0.as_u128()), failed.map(|(id, _)| id.0.as_u128()))
         };
         use Visited::*;
@@ -664,8 +659,7 @@ mod tests {
         assert_eq!(of(vec![Changed, Skipped, error(), Changed]), (1, 1, Some(8), Some(7)));
         assert_eq!(of(vec![Changed, No, No, No]), (1, 0, Some(9), None));
         assert_eq!(of(vec![error(), No, No, No]), (0, 0, None, Some(9)));
-        let locked = || Locked(Error::locked("an open transaction"));
-        assert_eq!(of(vec![Changed, locked(), Changed, Skipped]), (2, 1, Some(6), None));
-        assert_eq!(of(vec![Changed, locked(), Changed, locked()]), (2, 0, Some(7), Some(6)));
+        assert_eq!(of(vec![Changed, Locked, Changed, Locked]), (2, 0, Some(6), None));
+        assert_eq!(of(vec![Locked, Locked, error(), Changed]), (0, 0, Some(8), Some(7)));
     }
 }

@@ -388,6 +388,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
         step: &OperationStep,
     ) -> Result<Option<OperationState>>;
 
+    /// Lists up to `limit` jobs below `before` that an operation has passed by, highest first.
+    async fn locked_jobs(&self, id: OperationId, before: Option<JobId>, limit: u32) -> Result<Vec<JobId>>;
+
     /// Ends a running operation: it is done, or failed with this error. Changes nothing and returns false
     /// if another process has taken it, or if it was stopped.
     async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool>;

@@ -393,8 +393,8 @@ pub struct HeldOperation {
     pub record: OperationRecord,
     /// Its list of ids, highest first; `None` if it has a filter.
     pub ids: Option<Vec<JobId>>,
-    /// The jobs that it has passed by, because another transaction had locked them.
-    pub locked: Vec<JobId>,
+    /// Down to which of the jobs that it has passed by it has visited them again; `None` if it has not begun.
+    pub locked_cursor: Option<JobId>,
 }
 
 /// What one step of an operation has done.
@@ -408,8 +408,12 @@ pub struct OperationStep {
     pub changed: u64,
     /// How many of them could not be changed.
     pub skipped: u64,
-    /// The jobs that have to be visited again, because another transaction has locked them.
+    /// The jobs that it passed by, because another transaction has locked them. They are visited again.
     pub locked: Vec<JobId>,
+    /// The jobs that were passed by earlier, and count now.
+    pub unlocked: Vec<JobId>,
+    /// Down to which of the jobs that were passed by they have been visited again.
+    pub locked_cursor: Option<JobId>,
     /// Why the rest of the step has to be tried again.
     pub error: Option<String>,
     /// For how long no other process may take the operation.

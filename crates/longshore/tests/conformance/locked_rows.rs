@@ -31,6 +31,7 @@ cases! {
     locked_flows_past_their_deadline_do_not_delay_upkeep,
     a_locked_member_does_not_delay_the_cancel_of_the_others,
     locked_jobs_do_not_delay_the_others_of_their_operation,
+    many_locked_jobs_do_not_delay_the_others_of_their_operation,
 }
 
 /// More than the pool has connections.
@@ -433,4 +434,40 @@ async fn locked_jobs_do_not_delay_the_others_of_their_operation(fixture: Fixture
         assert_eq!((done.state, done.examined, done.changed), (OperationState::Done, 5, 5));
         assert_eq!(done.error, None);
     }
+}
+
+/// More than one turn of an operation visits.
+async fn many_locked_jobs_do_not_delay_the_others_of_their_operation(fixture: Fixture) {
+    const LOCKED: usize = 1003;
+    // The last job that the operation visits, and the first one.
+    let oldest = fixture.enqueue_kind("mail").await;
+    let locked =
+        fixture.enqueue_many((0..LOCKED).map(|_| job("mail")).collect::<Vec<_>>()).await.expect("enqueue");
+    let newest = fixture.enqueue_kind("mail").await;
+    let filter = longshore::JobFilter { kind: Some("mail".into()), ..Default::default() };
+    let id = fixture.start_operation(NewOperation::matching(Action::Cancel, filter)).await.expect("start").id;
+    let lock = format!("select 1 from ready where id not in ('{oldest}', '{newest}') for update");
+    let lock = open_transaction(&fixture, &lock).await;
+    // Six steps for all jobs, and six for those that are locked; more on a slow machine, where a step ends after some seconds.
+    let mut steps = 0;
+    let run = fixture.run_operations(|_| {
+        steps += 1;
+        std::future::ready(steps < 100)
+    });
+    run.await.expect("run");
+    assert!(steps < 100, "it visits the locked jobs once more, and then waits");
+    let waiting = fixture.operation(id).await.expect("operation");
+    assert_eq!((waiting.state, waiting.examined, waiting.changed), (OperationState::Running, 2, 2));
+    roll_back(lock).await;
+    // It does not return to a job that it has changed. One of the others ends in another way meanwhile.
+    fixture.retry(oldest).await.expect("retry");
+    fixture.cancel(locked[7].id).await.expect("cancel");
+    fixture.advance(5 * SECOND).await;
+    fixture.run_operations(|_| std::future::ready(true)).await.expect("run");
+    let done = fixture.operation(id).await.expect("operation");
+    let counts = [done.examined, done.changed, done.skipped];
+    assert_eq!((done.state, counts), (OperationState::Done, [1005, 1004, 1]));
+    assert_eq!(fixture.status(oldest).await, Status::Queued);
+    assert_eq!(fixture.count(Status::Cancelled).await, 1004);
+    assert_eq!(fixture.query_number("select count(*) from operation_locked", None).await, 0);
 }

@@ -357,9 +357,11 @@ async fn a_process_that_lost_an_operation_cannot_store_progress(fixture: Fixture
     store.take_operation(stale, 30 * SECOND).await.expect("take").expect("free");
     fixture.advance(30 * SECOND).await;
     store.take_operation(holder, 30 * SECOND).await.expect("take").expect("no longer held");
-    let locked = vec![JobId::new(), JobId::new()];
+    let [first, second, third] = [JobId::new(), JobId::new(), JobId::new()];
     let step = |examined| OperationStep {
-        locked: locked.clone(),
+        locked: vec![first, second, third],
+        unlocked: Vec::new(),
+        locked_cursor: Some(second),
         cursor: Some(JobId::new()),
         examined,
         changed: examined - 1,
@@ -371,6 +373,8 @@ async fn a_process_that_lost_an_operation_cannot_store_progress(fixture: Fixture
     assert!(!store.end_operation(id, stale, Some("lost")).await.expect("end"));
     assert_eq!((state(&fixture, id).await, counts(&fixture, id).await), (OperationState::Running, [0, 0, 0]));
     assert_eq!(record(&fixture, id).await.cursor, None);
+    let locked = async |before| store.locked_jobs(id, before, 2).await.expect("locked_jobs");
+    assert_eq!(locked(None).await, []);
 
     let stored = step(7);
     assert_eq!(
@@ -383,13 +387,20 @@ async fn a_process_that_lost_an_operation_cannot_store_progress(fixture: Fixture
         (stored.cursor, stored.error, fixture.now().await)
     );
     assert_eq!(counts(&fixture, id).await, [7, 6, 1]);
+    assert_eq!(locked(None).await, [third, second]);
+    assert_eq!(locked(Some(second)).await, [first]);
+    // A process that has lost the operation removes none of them either.
+    let unlocked = OperationStep { locked: Vec::new(), unlocked: vec![first, third], ..step(8) };
+    assert_eq!(store.save_operation_step(id, stale, &unlocked).await.expect("save"), None);
+    assert_eq!(locked(None).await, [third, second]);
     // Numbers are totals. A step without a cursor keeps it.
-    let next = OperationStep { cursor: None, ..step(9) };
+    let next = OperationStep { cursor: None, examined: 9, changed: 8, ..unlocked };
     store.save_operation_step(id, holder, &next).await.expect("save");
     assert_eq!((counts(&fixture, id).await, record(&fixture, id).await.cursor), ([9, 8, 1], stored.cursor));
     fixture.advance(30 * SECOND).await;
     let taken = store.take_operation(stale, 30 * SECOND).await.expect("take").expect("no longer held");
-    assert_eq!(taken.locked, locked);
+    assert_eq!(taken.locked_cursor, Some(second));
+    assert_eq!(locked(None).await, [second]);
 }
 
 async fn the_oldest_operation_that_nobody_holds_is_taken(fixture: Fixture) {
@@ -633,6 +644,10 @@ async fn operations_are_removed_after_seven_days(fixture: Fixture) {
     let done = start(&fixture, NewOperation::matching(Action::Retry, of_kind("mail"))).await;
     run(&fixture).await;
     let stopped = start(&fixture, NewOperation::matching(Action::Retry, of_kind("mail"))).await;
+    let holder = Uuid::now_v7();
+    fixture.store().take_operation(holder, SECOND).await.expect("take").expect("free");
+    let step = OperationStep { locked: vec![JobId::new()], ..OperationStep::default() };
+    fixture.store().save_operation_step(stopped, holder, &step).await.expect("save");
     fixture.stop_operation(stopped).await.expect("stop");
     let running = start(&fixture, NewOperation::matching(Action::Retry, of_kind("mail"))).await;
     fixture.advance(7 * DAY).await;
@@ -641,5 +656,6 @@ async fn operations_are_removed_after_seven_days(fixture: Fixture) {
     assert_eq!(fixture.remove_old_operations().await.expect("remove"), 2);
     assert!(fixture.operation(done).await.expect_err("removed").is_not_found());
     assert!(fixture.operation(stopped).await.expect_err("removed").is_not_found());
+    assert_eq!(fixture.query_number("select count(*) from operation_locked", None).await, 0);
     assert_eq!(state(&fixture, running).await, OperationState::Running);
 }

@@ -131,7 +131,7 @@ const TAKE_OPERATION: &str = concat!(
               order by o.held_until nulls first, o.created_at, o.id   -- operations take turns
               limit 1
                 for update skip locked)
-    returning ids, locked, ",
+    returning ids, locked_cursor, ",
     operation_columns!()
 );
 
@@ -148,23 +148,36 @@ pub(super) async fn take_operation(
     let Some(row) = query.fetch_optional(&mut *tx.connection).await? else { return Ok(None) };
     let ids: Option<Vec<Uuid>> = row.try_get("ids")?;
     let ids = ids.map(|ids| ids.into_iter().map(JobId).collect());
-    let locked = row.try_get::<Vec<Uuid>, _>("locked")?.into_iter().map(JobId).collect();
-    Ok(Some(HeldOperation { record: operation_record(&row)?, ids, locked }))
+    let locked_cursor = row.try_get::<Option<Uuid>, _>("locked_cursor")?.map(JobId);
+    Ok(Some(HeldOperation { record: operation_record(&row)?, ids, locked_cursor }))
 }
 
 const SAVE_STEP: &str = "
-    update longshore.operations
-       set cursor = coalesce($3, cursor),
-           examined = $4,   -- totals, because the statement may be repeated when its reply was lost
-           changed = $5,
-           skipped = $6,
-           error = $7,
-           locked = $9,
-           updated_at = longshore.clock(),
-           held_until = case when state = 'running' then longshore.clock() + $8 * interval '1 millisecond' end
-     where id = $1
-       and holder = $2   -- fence: another process may have taken it
-    returning state";
+    with saved as (
+      update longshore.operations
+         set cursor = coalesce($3, cursor),
+             examined = $4,   -- totals, because the statement may be repeated when its reply was lost
+             changed = $5,
+             skipped = $6,
+             error = $7,
+             locked_cursor = $9,
+             updated_at = longshore.clock(),
+             held_until = case when state = 'running' then longshore.clock() + $8 * interval '1 millisecond' end
+       where id = $1
+         and holder = $2   -- fence: another process may have taken it
+      returning id, state),
+    locked as (
+      insert into longshore.operation_locked (operation, job)
+      select s.id, l.job
+        from saved s
+       cross join unnest($10::uuid[]) as l(job)
+          on conflict do nothing),
+    unlocked as (
+      delete from longshore.operation_locked
+       where operation = (select id from saved)
+         and job = any($11))
+    select state
+      from saved";
 
 pub(super) async fn save_operation_step(
     tx: &mut Tx<'_>,
@@ -181,10 +194,31 @@ pub(super) async fn save_operation_step(
         .bind(step.skipped as i64)
         .bind(step.error.as_deref().map(clean))
         .bind(step.hold.as_millis() as i64)
+        .bind(step.locked_cursor.map(|id| id.0))
         .bind(step.locked.iter().map(|id| id.0).collect::<Vec<_>>())
+        .bind(step.unlocked.iter().map(|id| id.0).collect::<Vec<_>>())
         .fetch_optional(&mut *tx.connection)
         .await?;
     state_of(state)
+}
+
+const LOCKED_JOBS: &str = "
+    select job
+      from longshore.operation_locked
+     where operation = $1
+       and ($2::uuid is null or job < $2)
+     order by job desc
+     limit $3";
+
+pub(super) async fn locked_jobs(
+    tx: &mut Tx<'_>,
+    id: OperationId,
+    before: Option<JobId>,
+    limit: u32,
+) -> Sql<Vec<JobId>> {
+    let query = sqlx::query_scalar::<_, Uuid>(tx.sql(LOCKED_JOBS));
+    let query = query.bind(id.0).bind(before.map(|id| id.0)).bind(i64::from(limit));
+    Ok(query.fetch_all(&mut *tx.connection).await?.into_iter().map(JobId).collect())
 }
 
 const END_OPERATION: &str = "
@@ -241,20 +275,25 @@ pub(super) async fn resume_operation(tx: &mut Tx<'_>, id: OperationId) -> Sql<Op
 }
 
 const REMOVE_OPERATIONS: &str = "
-    delete from longshore.operations
-     where id = any(array(
-             select id
-               from longshore.operations
-              where state <> 'running'
-                and updated_at < longshore.clock() - interval '7 days'
-              order by updated_at
-              limit $1
-                for update skip locked))";
+    with deleted as (
+      delete from longshore.operations
+       where id = any(array(
+               select id
+                 from longshore.operations
+                where state <> 'running'
+                  and updated_at < longshore.clock() - interval '7 days'
+                order by updated_at
+                limit $1
+                  for update skip locked))
+      returning id),
+    deleted_locked as (   -- of those that were stopped or failed
+      delete from longshore.operation_locked
+       where operation = any(array(select id from deleted)))
+    select count(*) from deleted";
 
 pub(super) async fn remove_operations(tx: &mut Tx<'_>, limit: u32) -> Sql<u64> {
-    let removed =
-        sqlx::query(tx.sql(REMOVE_OPERATIONS)).bind(i64::from(limit)).execute(&mut *tx.connection).await?;
-    Ok(removed.rows_affected())
+    let query = sqlx::query_scalar::<_, i64>(tx.sql(REMOVE_OPERATIONS)).bind(i64::from(limit));
+    Ok(query.fetch_one(&mut *tx.connection).await?.unsigned_abs())
 }
 
 fn state_of(stored: Option<String>) -> Sql<Option<OperationState>> {

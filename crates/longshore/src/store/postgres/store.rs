@@ -292,6 +292,13 @@ impl Store for PostgresStore {
         .await
     }
 
+    async fn locked_jobs(&self, id: OperationId, before: Option<JobId>, limit: u32) -> Result<Vec<JobId>> {
+        self.run((id, before, limit), |tx, (id, before, limit)| {
+            Box::pin(operations::locked_jobs(tx, *id, *before, *limit))
+        })
+        .await
+    }
+
     async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool> {
         self.run((id, holder, error.map(str::to_owned)), |tx, (id, holder, error)| {
             Box::pin(operations::end_operation(tx, *id, *holder, error.as_deref()))

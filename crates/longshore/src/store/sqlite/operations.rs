@@ -113,23 +113,23 @@ pub(super) fn take_operation(tx: &Tx<'_>, holder: Holder, hold: Duration) -> Sql
                   and (held_until is null or held_until <= ?2)
                 order by held_until nulls first, created_at, id   -- operations take turns
                 limit 1)
-        returning ids, locked, ",
+        returning ids, locked_cursor, ",
         operation_columns!()
     );
     let now = tx.now()?;
     tx.row(TAKE, params![holder.as_bytes(), now, now.saturating_add(micros(hold))], |row| {
-        let ids = |column: &str| {
-            let ids = row.maybe_list(column)?.map(|ids| {
-                let parsed = ids.iter().map(|id| id.parse::<Uuid>().map(JobId));
-                parsed.collect::<Result<Vec<JobId>, _>>()
-            });
-            ids.transpose()
-                .map_err(|error| rusqlite::Error::from(rusqlite::types::FromSqlError::Other(Box::new(error))))
-        };
+        let ids = row.maybe_list("ids")?.map(|ids| {
+            let parsed = ids.iter().map(|id| id.parse::<Uuid>().map(JobId));
+            parsed.collect::<Result<Vec<JobId>, _>>()
+        });
+        let ids = ids
+            .transpose()
+            .map_err(|error| rusqlite::Error::from(rusqlite::types::FromSqlError::Other(Box::new(error))))?;
+        let locked_cursor = row.get::<_, Option<[u8; 16]>>("locked_cursor")?;
         Ok(HeldOperation {
             record: operation_record(row)?,
-            ids: ids("ids")?,
-            locked: ids("locked")?.unwrap_or_default(),
+            ids,
+            locked_cursor: locked_cursor.map(|id| JobId(Uuid::from_bytes(id))),
         })
     })
 }
@@ -149,10 +149,18 @@ pub(super) fn save_operation_step(
                error = ?7,
                updated_at = ?8,
                held_until = case when state = 'running' then ?9 end,
-               locked = ?10
+               locked_cursor = ?10
          where id = ?1
            and holder = ?2   -- fence: another process may have taken it
         returning state";
+    const LOCKED: &str = "
+        insert into operation_locked (operation, job)
+        values (?1, ?2)
+            on conflict do nothing";
+    const UNLOCKED: &str = "
+        delete from operation_locked
+         where operation = ?1
+           and job = ?2";
     let now = tx.now()?;
     let params = params![
         id.0.as_bytes(),
@@ -164,9 +172,34 @@ pub(super) fn save_operation_step(
         step.error.as_deref().map(clean),
         now,
         now.saturating_add(micros(step.hold)),
-        json_list(&step.locked.iter().map(ToString::to_string).collect::<Vec<_>>())?,
+        step.locked_cursor.map(|id| *id.0.as_bytes()),
     ];
-    tx.row(SAVE, params, state_of)
+    let state = tx.row(SAVE, params, state_of)?;
+    if state.is_some() {
+        for (statement, jobs) in [(LOCKED, &step.locked), (UNLOCKED, &step.unlocked)] {
+            for job in jobs {
+                tx.execute(statement, [id.0.as_bytes(), job.0.as_bytes()])?;
+            }
+        }
+    }
+    Ok(state)
+}
+
+pub(super) fn locked_jobs(
+    tx: &Tx<'_>,
+    id: OperationId,
+    before: Option<JobId>,
+    limit: u32,
+) -> Sql<Vec<JobId>> {
+    const LOCKED: &str = "
+        select job
+          from operation_locked
+         where operation = ?1
+           and (?2 is null or job < ?2)
+         order by job desc
+         limit ?3";
+    let params = params![id.0.as_bytes(), before.map(|id| *id.0.as_bytes()), limit];
+    tx.rows(LOCKED, params, |row| row.uuid(0).map(JobId))
 }
 
 pub(super) fn end_operation(tx: &Tx<'_>, id: OperationId, holder: Holder, error: Option<&str>) -> Sql<bool> {
@@ -216,9 +249,18 @@ pub(super) fn remove_operations(tx: &Tx<'_>, limit: u32) -> Sql<u64> {
                 where state <> 'running'
                   and updated_at < ?1
                 order by updated_at
-                limit ?2)";
+                limit ?2)
+        returning id";
+    const REMOVE_LOCKED: &str = "
+        delete from operation_locked
+         where operation = ?1";
     let oldest = tx.now()?.saturating_sub(OPERATION_RETENTION_DAYS * DAY);
-    Ok(tx.execute(REMOVE, params![oldest, limit])? as u64)
+    let removed = tx.rows(REMOVE, params![oldest, limit], |row| row.get::<_, [u8; 16]>(0))?;
+    for id in &removed {
+        // Of those that were stopped or failed.
+        tx.execute(REMOVE_LOCKED, [id])?;
+    }
+    Ok(removed.len() as u64)
 }
 
 fn state_of(row: &Row<'_>) -> rusqlite::Result<OperationState> {

@@ -278,6 +278,10 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| operations::save_operation_step(tx, id, holder, &step)).await
     }
 
+    async fn locked_jobs(&self, id: OperationId, before: Option<JobId>, limit: u32) -> Result<Vec<JobId>> {
+        self.engine.read(move |tx| operations::locked_jobs(tx, id, before, limit)).await
+    }
+
     async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool> {
         let error = error.map(str::to_owned);
         self.engine.write(move |tx| operations::end_operation(tx, id, holder, error.as_deref())).await
