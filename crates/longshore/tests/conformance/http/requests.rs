@@ -53,6 +53,10 @@ async fn a_request_keeps_its_request_id_or_gets_one(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let sent = http.send("GET", "/health", &[("x-request-id", "req-7")], "").await.expect_status(200);
     assert_eq!(sent.header("x-request-id"), "req-7");
+    assert_eq!(
+        (sent.header("x-content-type-options"), sent.header("cache-control")),
+        ("nosniff", "no-store")
+    );
     let (one, other) = (http.get("/health").await, http.get("/health").await);
     assert_ne!(one.header("x-request-id"), other.header("x-request-id"));
     let invalid = http.send("GET", "/health", &[("x-request-id", "a b")], "").await;
