@@ -50,8 +50,8 @@ async fn relocate(old: PostgresServer, new: PostgresServer) {
         producer.wait_for_jobs_started_after(Instant::now()).await;
     }
 
-    execute(&mut old_admin, &format!("create publication move for table {}", tables(&mut old_admin).await))
-        .await;
+    let tables = tables(&mut old_admin).await;
+    execute(&mut old_admin, &format!("create publication move for table {tables}")).await;
     let subscribe = format!(
         "create subscription move connection 'host=127.0.0.1 port={} user=postgres dbname=postgres' publication move",
         old.port()

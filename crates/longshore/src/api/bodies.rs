@@ -23,8 +23,12 @@ use super::connections::{ClientKey, Connection, longest_waiting};
 use super::problem::{ApiResult, Problem, Slug};
 use super::refusals::{self, Refusal};
 
-/// How many bytes of a refused body are read, in addition to those that its route accepts.
-const MAX_DISCARDED: usize = 16 * 1024 * 1024;
+/// How many bytes of a refused body are read, in addition to those that its route accepts: a client of a form is no worse off
+/// with less, and a body of which all is read costs as much as one that is accepted.
+fn max_discarded(limit: usize) -> usize {
+    limit.saturating_mul(16).min(16 * 1024 * 1024)
+}
+
 /// A body up to this size is not counted. The number of connections limits how many of them there are.
 const MAX_UNCOUNTED: usize = 64 * 1024;
 
@@ -229,7 +233,7 @@ impl BodyReceiver {
             if let Some(data) = data {
                 let bytes = received.as_ref().len() + data.len();
                 if bytes > length {
-                    self.discard(body, MAX_DISCARDED);
+                    self.discard(body, max_discarded(limit));
                     return Err(too_large(limit));
                 }
                 if let Received::Small(small) = &received
@@ -281,8 +285,8 @@ impl BodyReceiver {
         // A client that sends `Expect: 100-continue` waits before it sends the body. Reading
         // would make hyper request the body.
         let waits = request.headers().contains_key(header::EXPECT);
-        if !waits && declared <= (limit + MAX_DISCARDED) as u64 {
-            self.discard(request.into_body(), limit + MAX_DISCARDED);
+        if !waits && declared <= (limit + max_discarded(limit)) as u64 {
+            self.discard(request.into_body(), limit + max_discarded(limit));
         }
         too_large(limit)
     }
