@@ -343,7 +343,7 @@ mod tests {
             ),
             ("enqueue greet --delay 5s --run-at 2030-01-31T09:00:00Z", "--run-at", "cannot be used with"),
             ("jobs list --status done", "--status", "failed_permanent"),
-            ("jobs show 17", "<ID>", "give a whole id, its first 4 or more characters"),
+            ("jobs show 17", "<ID>", "ids are UUIDs, as `longshore jobs list` shows them"),
             ("jobs list --status qeued", "--status", "a similar value exists: 'queued'"),
             ("jobs list --staus queued", "--staus", "a similar argument exists: '--status'"),
             ("tokens create ci --scope reed", "--scope", "enqueue, work, read, operate, admin"),

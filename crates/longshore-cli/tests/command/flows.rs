@@ -9,7 +9,7 @@ use crate::terminal::at_a_terminal;
 on_every_target!(
     a_flow_is_enqueued_from_a_file_and_shown_in_layers,
     a_bad_flow_is_refused_and_names_the_task,
-    flows_are_listed_and_named_by_a_part_of_their_id,
+    flows_are_listed_and_named_by_their_whole_id,
     a_flow_is_cancelled_and_retried,
     jobs_are_added_to_a_flow_until_it_is_sealed,
     a_large_flow_is_folded,
@@ -134,10 +134,10 @@ fn a_bad_flow_is_refused_and_names_the_task(fixture: &Fixture) {
     for command in ["show", "cancel", "retry", "seal"] {
         fixture.run(&format!("flows {command} {UNKNOWN_ID}")).fails_with(3, &["does not exist"]);
     }
-    fixture.run("flows show 0123abcd").fails_with(3, &["no flow has an id like", "flows list"]);
+    fixture.run("flows show 0123abcd").fails_with(2, &["is not the id of a flow", "flows list"]);
 }
 
-fn flows_are_listed_and_named_by_a_part_of_their_id(fixture: &Fixture) {
+fn flows_are_listed_and_named_by_their_whole_id(fixture: &Fixture) {
     fixture.migrated();
     let ids: Vec<String> = ["a", "b", "b"]
         .map(|name| {

@@ -5,7 +5,7 @@ use longshore::{Action, JobFilter, NewJob, NewOperation, OperationId, Status};
 use crate::fixture::{Fixture, UNKNOWN_ID, on_every_target};
 
 on_every_target!(
-    operations_are_listed_and_named_by_a_part_of_their_id,
+    operations_are_listed_and_named_by_their_whole_id,
     an_operation_is_shown_stopped_and_resumed,
     an_operation_is_followed_until_it_ends,
 );
@@ -39,7 +39,7 @@ fn execute(fixture: &Fixture) {
     fixture.with_client(async |client| client.run_operations(|_| std::future::ready(true)).await);
 }
 
-fn operations_are_listed_and_named_by_a_part_of_their_id(fixture: &Fixture) {
+fn operations_are_listed_and_named_by_their_whole_id(fixture: &Fixture) {
     fixture.migrated();
     assert_eq!(fixture.run("operations list").ok().out, "no operations match\n");
     let (first, second) = (stopped(fixture, "greet"), stopped(fixture, "wave"));

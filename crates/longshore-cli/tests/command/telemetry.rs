@@ -92,8 +92,8 @@ fn dev_prints_a_short_line_for_each_attempt() {
         request(&addr, "POST", "/jobs", None, &body).json(201);
     }
     let expected = [
-        r"(?m)^\d\d:\d\d:\d\d ✓ summarize_text [0-9a-f]{8}\.\.[0-9a-f]{6} attempt 1 of \d+, [0-9.]+ m?s$",
-        r"(?m)^\d\d:\d\d:\d\d ✗ webhook_delivery [0-9a-f]{8}\.\.[0-9a-f]{6} attempt 1 of \d+, .*: .*; failed permanently$",
+        r"(?m)^\d\d:\d\d:\d\d ✓ summarize_text [0-9a-f-]{36} attempt 1 of \d+, [0-9.]+ m?s$",
+        r"(?m)^\d\d:\d\d:\d\d ✗ webhook_delivery [0-9a-f-]{36} attempt 1 of \d+, .*: .*; failed permanently$",
     ];
     for pattern in expected {
         let pattern = Regex::new(pattern).unwrap();

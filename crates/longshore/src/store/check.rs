@@ -32,8 +32,8 @@ pub struct Problem {
     pub problem: String,
     /// What to do about it, and what that costs.
     pub remedy: String,
-    /// The statements of the remedy, for psql or sqlite3. Each one tests again that the problem
-    /// exists. Empty if the remedy is a command.
+    /// The statements of the remedy, for psql or sqlite3. Workers may go on: what they have changed
+    /// meanwhile stays. Empty if the remedy is a command.
     pub sql: Vec<String>,
 }
 
@@ -55,7 +55,8 @@ pub struct Durability {
 }
 
 /// A fault of the rows, with its statements in the words of [`Dialect`]. In the texts, `{0}` is the
-/// first value of a row that `find` returns; `{0:id}` and `{0:text}` are SQL literals of it.
+/// first value of a row that `find` returns; `{0:id}` and `{0:text}` are SQL literals of it,
+/// and `{0:shell}` is a word of a shell.
 pub(crate) struct Fault {
     /// Returns one row of values for each problem.
     pub(crate) find: &'static str,
@@ -128,6 +129,7 @@ impl Dialect<'_> {
             |at: &str| at.parse().ok().and_then(|at: usize| values.get(at)).map_or("?", String::as_str);
         match word.split_once(':') {
             Some((at, "id")) => (self.id)(value(at)),
+            Some((at, "shell")) => format!("'{}'", value(at).replace('\'', "'\\''")),
             Some((at, _)) => format!("'{}'", value(at).replace('\'', "''")),
             None => match word {
                 "now" => self.now.clone(),

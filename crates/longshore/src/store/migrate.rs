@@ -56,8 +56,10 @@ impl Scripts {
     /// A hash of the newest migration and of what it replaces.
     pub(crate) fn revision(&self) -> String {
         let mut hash = Fnv::default();
-        hash.add(self.migrations.last().map_or("", |migration| migration.script).as_bytes());
-        hash.add(self.replaced.as_bytes());
+        for text in [self.migrations.last().map_or("", |migration| migration.script), self.replaced] {
+            // A checkout may change the ends of lines.
+            text.lines().for_each(|line| hash.add(line.as_bytes()));
+        }
         format!("{:016x}", hash.0)
     }
 
@@ -69,8 +71,9 @@ impl Scripts {
             return Err(Error::schema(
                 "the tables were made by another revision of longshore before its first release, and this one cannot \
                  use them; nothing was changed. To keep their jobs, run the revision that made the tables until all \
-                 jobs have ended. Then remove the tables (SQLite: delete the file; Postgres: `drop schema longshore \
-                 cascade`) or name another database or schema, and run `longshore migrate`",
+                 jobs have ended. Then name another file or schema in the database URL, or remove these tables (SQLite: \
+                 delete the file if nothing else is in it; Postgres: drop the schema that the URL names, `longshore` \
+                 if it names none), and run `longshore migrate`",
             ));
         }
         if newest.version > self.version() {

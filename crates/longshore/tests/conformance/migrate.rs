@@ -204,7 +204,7 @@ async fn tables_of_another_revision_are_refused(fixture: Fixture) {
         for error in errors {
             assert!(error.is_schema(), "{error:?}");
             let message = error.to_string();
-            assert!(message.contains("another revision") && message.contains("drop schema"), "{message}");
+            assert!(message.contains("another revision") && message.contains("drop the schema"), "{message}");
         }
     }
     assert_eq!(fixture.query_number("select count(*) from jobs", None).await, 1);

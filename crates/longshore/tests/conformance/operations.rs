@@ -2,6 +2,8 @@
 //! process that executes them. `http/operations.rs` tests the routes.
 
 use std::future::ready;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use longshore::store::OperationStep;
@@ -504,20 +506,25 @@ async fn a_job_that_fails_again_is_not_retried_again(fixture: Fixture) {
     fail_all(&fixture).await;
     let dead = JobFilter { statuses: vec![Status::FailedPermanent], ..JobFilter::default() };
     let id = start(&fixture, NewOperation::matching(Action::Retry, dead)).await;
+    let failed_again = Arc::new(AtomicU64::new(0));
     let pause = |_| {
-        let fixture = fixture.clone();
+        let (fixture, failed_again) = (fixture.clone(), failed_again.clone());
         async move {
             // At the same instant: only the cursor keeps these jobs from being retried again.
-            assert_eq!(fail_all(&fixture).await.len(), 200);
+            failed_again.fetch_add(fail_all(&fixture).await.len() as u64, Ordering::Relaxed);
             true
         }
     };
     fixture.run_operations(pause).await.expect("run");
+    let failed_again = failed_again.load(Ordering::Relaxed);
     assert_eq!(
         (state(&fixture, id).await, counts(&fixture, id).await),
         (OperationState::Done, [201, 201, 0])
     );
-    assert_eq!(fixture.count(Status::FailedPermanent).await, 200);
+    // Usually 200, the jobs of the first step. It passes by jobs whose locks take too long.
+    assert!(failed_again > 0, "no job failed again during the operation");
+    assert_eq!(fixture.count(Status::FailedPermanent).await, failed_again);
+    assert_eq!(fixture.count(Status::Queued).await, 201 - failed_again);
 }
 
 async fn a_job_that_failed_again_before_the_process_died_is_not_retried_again(fixture: Fixture) {

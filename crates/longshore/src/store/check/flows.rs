@@ -68,7 +68,12 @@ pub(super) const FAULTS: &[Fault] = &[
              limit 100",
         says: "job {0} is a member of flow {1}, which does not exist",
         remedy: "Store the flow again, sealed, with the numbers of its jobs. Its name, key and deadline are lost.",
+        // Changes that were not followed are forgotten: the numbers contain them.
         sql: &[
+            "
+            delete from longshore.flow_changes
+             where flow = {1:id}
+               and not exists (select 1 from longshore.flows o where o.id = {1:id})",
             "
             insert into longshore.flows (id, created_at, members, open, failed, sealed, owned, name)
             select j.flow, min(j.created_at), count(*), count(*) - count(f.id),
@@ -101,14 +106,17 @@ pub(super) const FAULTS: &[Fault] = &[
         sql: &[
             concat!(
                 "
-            update longshore.flows as o
-               set open = ",
+            update longshore.flows as changed
+               set open = changed.open + d.missing
+              from (select o.id, ",
                 live!(),
-                "
-                        + coalesce((select c.ended - c.reopened from ",
+                " - o.open + coalesce(c.ended, 0) - coalesce(c.reopened, 0) as missing
+                      from longshore.flows o
+                      left join ",
                 unfollowed!(),
-                " where c.flow = o.id), 0)
-             where o.id = {0:id}"
+                " on c.flow = o.id
+                     where o.id = {0:id}) d
+             where changed.id = d.id"
             ),
             "insert into longshore.flow_changes (flow) values ({0:id})",
         ],
@@ -134,14 +142,17 @@ pub(super) const FAULTS: &[Fault] = &[
                  jobs that started because of its end are not affected.",
         sql: &[concat!(
             "
-            update longshore.flows as o
-               set failed = ",
+            update longshore.flows as changed
+               set failed = changed.failed + d.missing
+              from (select o.id, ",
             failures!(),
-            "
-                          - coalesce((select c.failed - c.retried from ",
+            " - o.failed - coalesce(c.failed, 0) + coalesce(c.retried, 0) as missing
+                      from longshore.flows o
+                      left join ",
             unfollowed!(),
-            " where c.flow = o.id), 0)
-             where o.id = {0:id}"
+            " on c.flow = o.id
+                     where o.id = {0:id}) d
+             where changed.id = d.id"
         )],
     },
     Fault {
@@ -190,7 +201,8 @@ pub(super) const FAULTS: &[Fault] = &[
                               and not exists (select 1 from longshore.jobs j where j.id = o.id)) p
                     where p.id = l.parent)
              where l.parent = {0:id}
-               and l.child = {1:id}"],
+               and l.child = {1:id}
+               and not exists (select 1 from longshore.flow_changes c where c.job = l.parent)"],
     },
     Fault {
         find: "

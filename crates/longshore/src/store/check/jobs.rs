@@ -77,7 +77,7 @@ pub(super) const FAULTS: &[Fault] = &[
              limit 100",
         says: "job {0} is in none of the tables ready, running and finished",
         remedy: "Let the job wait again. It may have run before, and runs once more. If it must not, pause its queue \
-                 first (`longshore queues pause '{1}'`), and cancel the job before you resume the queue.",
+                 first (`longshore queues pause {1:shell}`), and cancel the job before you resume the queue.",
         // No lease of the job had so high a number, so no worker can still report with one.
         sql: &["
             insert into longshore.ready (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
@@ -227,7 +227,7 @@ pub(super) const FAULTS: &[Fault] = &[
              limit 100",
         says: "group `{0}` of queue `{1}` runs {2} jobs, but its limit was never above {3}",
         remedy: "The limit holds again when enough of these jobs have ended. If they must not run together, find them \
-                 with `longshore jobs list --status running --queue '{1}' --group '{0}'`, and cancel some.",
+                 with `longshore jobs list --status running --queue {1:shell} --group {0:shell}`, and cancel some.",
         sql: &[],
     },
     Fault {
@@ -268,6 +268,8 @@ pub(super) const FAULTS: &[Fault] = &[
             select j.unique_key, j.id
               from longshore.jobs j
              where j.id = {0:id}
+               and (exists (select 1 from longshore.ready w where w.id = j.id)
+                    or exists (select 1 from longshore.running r where r.id = j.id and not r.superseded))
                and not exists (select 1 from longshore.keys k where k.key = j.unique_key or k.job = j.id)"],
     },
     Fault {

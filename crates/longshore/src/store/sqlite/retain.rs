@@ -180,10 +180,10 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
     let mut kept = HashMap::<Outcome, i64>::new();
     let mut tallies = HashMap::<(String, String, Outcome), i64>::new();
     let mut is_complete = true;
-    for (id, outcome, finished_at, is_of_flow) in rows {
-        let is_expired = |since: i64, outcome| {
-            policy.of(outcome).is_some_and(|time| since < now.saturating_sub(micros(time)))
-        };
+    let is_expired =
+        |since: i64, outcome| policy.of(outcome).is_some_and(|time| since < now.saturating_sub(micros(time)));
+    // Decide about all jobs before one is removed, as Postgres does: a job may be kept for another one.
+    let decided = rows.into_iter().map(|(id, outcome, finished_at, is_of_flow)| {
         let keeps = if !is_expired(finished_at, outcome) {
             Some((outcome, finished_at))
         } else if is_of_flow {
@@ -191,6 +191,9 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
         } else {
             None
         };
+        Ok((id, outcome, keeps))
+    });
+    for (id, outcome, keeps) in decided.collect::<Sql<Vec<_>>>()? {
         if let Some((outcome, since)) = keeps {
             let oldest = kept.entry(outcome).or_insert(since);
             *oldest = since.min(*oldest);

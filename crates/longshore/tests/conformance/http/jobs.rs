@@ -360,7 +360,6 @@ async fn a_list_is_newest_first_filtered_and_paged(fixture: Fixture) {
     let nothing = [
         "group=acme",
         "error=timeout",
-        "id=ffff",
         "older_than=2001-01-01T00:00:00Z",
         "ended_after=2001-01-01T00:00:00Z",
     ];
@@ -368,11 +367,10 @@ async fn a_list_is_newest_first_filtered_and_paged(fixture: Fixture) {
         let found = http.get(&format!("/jobs?{filter}")).await.expect_status(200);
         assert_eq!(listed(&found), Vec::<String>::new(), "{filter}");
     }
-    assert_eq!(listed(&http.get(&format!("/jobs?id={}", ids[0])).await.expect_status(200)), ids[..1]);
     http.get("/jobs?status=queued,asleep").await.expect_problem(400, "bad_request", "asleep");
     assert_eq!(listed(&http.get("/jobs?status=").await.expect_status(200)), ids);
     http.get("/jobs?status=queued,").await.expect_problem(400, "bad_request", "status");
-    http.get("/jobs?id=xyz").await.expect_problem(400, "bad_request", "xyz");
+    http.get("/jobs?id=xyz").await.expect_problem(400, "bad_request", "`id`");
     http.get("/jobs?ended_after=yesterday").await.expect_problem(400, "bad_request", "");
     http.get("/jobs?error=a%00b").await.expect_problem(400, "bad_request", "NUL");
     http.get("/jobs?colour=red").await.expect_problem(400, "bad_request", "colour");

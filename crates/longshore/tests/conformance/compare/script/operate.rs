@@ -147,9 +147,9 @@ pub(super) fn requests() -> Vec<Request> {
         Request::new(5, "GET /cron/{name}", |script| script.of_schedule("GET", "")),
         Request::new(5, "POST /cron/{name}/pause", |script| script.of_schedule("POST", "/pause")),
         Request::new(4, "POST /cron/{name}/resume", |script| script.of_schedule("POST", "/resume")),
-        Request::new(4, "POST /cron/{name}/run", |script| script.of_schedule("POST", "/run"))
+        Request::new(9, "POST /cron/{name}/run", |script| script.of_schedule("POST", "/run"))
             .learn(|script, _, reply| script.jobs.add(&reply["job_id"])),
-        Request::new(5, "DELETE /cron/{name}", |script| script.of_schedule("DELETE", "")),
+        Request::new(2, "DELETE /cron/{name}", |script| script.of_schedule("DELETE", "")),
         Request::new(4, "PUT /kinds/{kind}", |script| {
             let kind = script.of(&KINDS);
             let mut body = json!({});
