@@ -19,8 +19,6 @@ use crate::worker::until;
 cases! {
     only on postgres:
     adds_to_a_locked_flow_delay_nothing_else,
-    callers_of_a_locked_flow_wait_with_one_connection,
-    adds_to_one_flow_wait_for_each_other,
     seals_and_cancels_of_a_locked_flow_delay_nothing_else,
     a_call_about_a_locked_flow_is_refused_with_its_name,
     many_locked_flows_do_not_delay_a_newer_one,
@@ -123,38 +121,6 @@ async fn blocked_by(lock: &mut PgConnection) -> i64 {
           from pg_stat_activity
          where pg_backend_pid() = any(pg_blocking_pids(pid))";
     sqlx::query_scalar(BLOCKED).fetch_one(lock).await.expect("pg_stat_activity")
-}
-
-async fn callers_of_a_locked_flow_wait_with_one_connection(fixture: Fixture) {
-    let flow = open_flow(&fixture).await;
-    let mut lock = lock_flow(&fixture, flow).await;
-    let adds = callers(&fixture, add, flow);
-    until_blocked_by(&mut lock).await;
-    // Longer than any first try.
-    for _ in 0..100 {
-        assert!(blocked_by(&mut lock).await <= 1);
-    }
-    roll_back(lock).await;
-    for add in adds {
-        in_time(add).await.expect("the flow is free");
-    }
-}
-
-/// Together they take longer than a call waits for another client's transaction.
-async fn adds_to_one_flow_wait_for_each_other(fixture: Fixture) {
-    let flow = open_flow(&fixture).await;
-    let slow = "create function slow() returns trigger language plpgsql as $$
-        begin perform pg_sleep(0.4); return new; end $$;
-        create trigger slow before update on flows for each row execute function slow()";
-    fixture.sql(slow, None).await;
-    let adds = (0..10).map(|n| {
-        let client = fixture.client();
-        tokio::spawn(async move { add(client, flow, n).await })
-    });
-    for add in adds.collect::<Vec<_>>() {
-        in_time(add).await.expect("task").expect("no other client has locked the flow");
-    }
-    assert_eq!(record(&fixture, flow).await.members, 11);
 }
 
 async fn seals_and_cancels_of_a_locked_flow_delay_nothing_else(fixture: Fixture) {

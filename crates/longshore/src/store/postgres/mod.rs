@@ -17,7 +17,7 @@
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `schedules`, `retain` | cron; retention and tallies |
 //! | `tokens`, `kinds` | API tokens; schemas and defaults of kinds |
-//! | `tx`, `run`, `flow_turns`, `pool`, `connect`, `listen` | a connection and its errors; deadlines and retries; calls on one flow; the pool; hosts; `LISTEN` and `NOTIFY` |
+//! | `tx`, `run`, `pool`, `connect`, `listen` | a connection and its errors; deadlines and retries; the pool; hosts; `LISTEN` and `NOTIFY` |
 //!
 //! The engine relies on no session state: no session locks, no temporary tables, no
 //! `search_path`, and `LISTEN` only as a hint. The driver, however, uses named prepared
@@ -44,7 +44,6 @@ mod connect;
 mod enqueue;
 mod events;
 mod failures;
-mod flow_turns;
 mod flows;
 mod groups;
 mod history;
@@ -88,7 +87,6 @@ struct Inner {
     listener: listen::Listener,
     notify: bool,
     durability: RequiredDurability,
-    flow_turns: flow_turns::FlowTurns,
 }
 
 /// Connection settings that a Postgres URL does not have.
@@ -189,14 +187,7 @@ impl PostgresStore {
         let pool = pool::Pool::new(connector, options.max_connections, options.acquire_timeout);
         first.into_iter().for_each(|first| pool.add(first));
         let PostgresOptions { notify, durability, .. } = options;
-        let store = PostgresStore(Arc::new(Inner {
-            pool,
-            schema,
-            listener,
-            notify,
-            durability,
-            flow_turns: Default::default(),
-        }));
+        let store = PostgresStore(Arc::new(Inner { pool, schema, listener, notify, durability }));
         if durability == RequiredDurability::Full {
             let durability = store.durability().await?;
             durability.risks.iter().for_each(|risk| tracing::warn!("{risk}"));

@@ -258,9 +258,9 @@ impl PostgresStore {
         done.unwrap_or_else(|_| Err(Fault::Timeout(HEARTBEAT).into())).and_then(typed)
     }
 
-    /// Runs an operation that changes one flow, after those of this process that wait for the same flow. It fails if another
-    /// client's open transaction has locked the flow and does not end in time. Almost always nothing is locked, so the first
-    /// try neither waits nor takes one of the few connections for long waits.
+    /// Runs an operation that changes one flow. It fails if another client's open transaction has locked the
+    /// flow and does not end in time. Almost always nothing is locked, so the first try neither waits nor takes one of
+    /// the few connections for long waits.
     pub(super) async fn run_on_flow<A, T>(
         &self,
         mode: Mode,
@@ -272,29 +272,21 @@ impl PostgresStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let locked = || {
-            Error::locked(format!(
+        let args = Arc::new(args);
+        let wait = |wait| (args.clone(), LockWait::new(wait));
+        let done = match self.run_as(mode, wait(KeyWait::Skip), work).await {
+            Err(error) if error.is_locked() => {
+                self.run_as(Mode::WAITING_FOR_FLOW, wait(KeyWait::Long), work).await
+            }
+            done => done,
+        };
+        done.map_err(|error| match error.is_locked() {
+            true => Error::locked(format!(
                 "flow {flow}: other transactions have locked it or one of its jobs for too long; try again later, or \
                  end a client's transaction that stays open"
-            ))
-        };
-        let turn =
-            tokio::time::timeout(DEADLINE, self.0.flow_turns.wait(flow)).await.map_err(|_| locked())?;
-        let (store, args) = (self.clone(), Arc::new(args));
-        let call = async move {
-            let Some(max_wait) = turn.max_lock_wait() else { return Err(Error::locked("")) };
-            let call = |wait| Box::new(Call { args: (args.clone(), LockWait::new(wait)), work });
-            let done = match store.clone().retry(mode, call(KeyWait::Skip)).await {
-                Err(error) if error.is_locked() && !max_wait.is_zero() => {
-                    store.retry(Mode::WAITING_FOR_FLOW, call(KeyWait::UpTo(max_wait))).await
-                }
-                done => done,
-            };
-            turn.end(!done.as_ref().is_err_and(Error::is_locked));
-            done
-        };
-        let done = in_own_task(call).await.and_then(typed);
-        done.map_err(|error| if error.is_locked() { locked() } else { error })
+            )),
+            false => error,
+        })
     }
 
     pub(super) async fn run_as<A, T>(&self, mode: Mode, args: A, work: Work<A, T>) -> Result<T>
@@ -302,7 +294,12 @@ impl PostgresStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        in_own_task(self.clone().retry(mode, Box::new(Call { args, work }))).await.and_then(typed)
+        let task = tokio::spawn(self.clone().retry(mode, Box::new(Call { args, work })));
+        let done = task.await.unwrap_or_else(|error| {
+            Err(Error::internal("a database operation ended early: it panicked, or its runtime ended")
+                .with_source(error))
+        });
+        done.and_then(typed)
     }
 
     /// As [`run`](Self::run), but in the caller's task for as long as the caller
@@ -368,14 +365,6 @@ impl PostgresStore {
             }
         }
     }
-}
-
-/// Work that continues if its caller goes away.
-async fn in_own_task(work: impl Future<Output = Result<Value>> + Send + 'static) -> Result<Value> {
-    tokio::spawn(work).await.unwrap_or_else(|error| {
-        Err(Error::internal("a database operation ended early: it panicked, or its runtime ended")
-            .with_source(error))
-    })
 }
 
 /// How long the database may take to store these jobs with one or a few statements.

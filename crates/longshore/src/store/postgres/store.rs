@@ -57,7 +57,6 @@ impl Store for PostgresStore {
             listener: self.0.listener.unconnected(),
             notify: self.0.notify,
             durability: self.0.durability,
-            flow_turns: Default::default(),
         })))
     }
 
