@@ -5,6 +5,7 @@
 //! while. Many clients read the response only after they have sent the whole body. If the
 //! server closed the connection earlier, they would report a broken connection instead.
 
+use std::collections::HashMap;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +20,12 @@ use hyper::body::Body as _;
 use memmap2::MmapMut;
 use tokio::sync::Notify;
 
-use super::connections::{ClientKey, Connection, longest_waiting};
+use super::connections::{ClientKey, Connection};
 use super::problem::{ApiResult, Problem, Slug};
 use super::refusals::{self, Refusal};
 
-/// How many bytes of a refused body are read, in addition to those that its route accepts: a client of a form is no worse off
-/// with less, and a body of which all is read costs as much as one that is accepted.
+/// How many bytes of a refused body are read, in addition to those that its route accepts. To read all of a body costs as much as
+/// to accept it, so a route for forms reads little.
 fn max_discarded(limit: usize) -> usize {
     limit.saturating_mul(16).min(16 * 1024 * 1024)
 }
@@ -94,20 +95,30 @@ impl Bodies {
         });
         let mut kept = self.kept();
         kept.push(body.clone());
-        while kept.iter().map(|body| body.length).sum::<usize>() > self.limits.in_total {
-            let arriving =
-                kept.iter().enumerate().filter(|(_, body)| !body.is_complete.load(Ordering::Relaxed));
-            let longest =
-                longest_waiting(arriving.map(|(i, body)| (body.client, body.length, body.since, i)))?;
-            let stopped = &kept[longest];
-            // To refuse a new body costs less than to read it, and the others of its client may complete soon.
-            if stopped.client == client && stopped.since.elapsed() <= self.limits.timeout {
+        let mut stopped = Vec::<Arc<LargeBody>>::new();
+        loop {
+            let left =
+                || kept.iter().filter(|body| !stopped.iter().any(|stopped| Arc::ptr_eq(stopped, body)));
+            if left().map(|body| body.length).sum::<usize>() <= self.limits.in_total {
+                break;
+            }
+            let mut bytes = HashMap::<Option<ClientKey>, usize>::new();
+            left().for_each(|body| *bytes.entry(body.client).or_default() += body.length);
+            let most = bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(client, _)| client);
+            let longest = left()
+                .filter(|body| Some(body.client) == most && !body.is_complete.load(Ordering::Relaxed))
+                .min_by_key(|body| body.since)
+                // To refuse a new body costs less than to read it, and the others of its client may complete soon.
+                .filter(|body| body.client != client || body.since.elapsed() > self.limits.timeout);
+            let Some(longest) = longest.cloned() else {
                 kept.pop();
                 return None;
-            }
-            // Its memory is freed as soon as its request is polled.
-            kept.remove(longest).stop.notify_one();
+            };
+            stopped.push(longest);
         }
+        // Their memory is freed as soon as their requests are polled.
+        stopped.iter().for_each(|body| body.stop.notify_one());
+        kept.retain(|body| !stopped.iter().any(|stopped| Arc::ptr_eq(stopped, body)));
         drop(kept);
         Some(Slot { bodies: self.clone(), body })
     }
