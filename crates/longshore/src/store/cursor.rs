@@ -513,6 +513,8 @@ impl ClaimCursor {
             let own = if full || segment.limited { own } else { own.min(exhausted) };
             let passed = match last_of_full {
                 _ if segment.limited => None,
+                // A full claim that took nothing here says nothing about what comes next.
+                None if full => None,
                 None => exhausted,
                 Some(last) if segment.priority > last.priority => exhausted,
                 Some(last) if segment.priority == last.priority => Some(last.at),
