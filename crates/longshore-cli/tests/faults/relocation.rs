@@ -62,10 +62,10 @@ async fn relocate(old: PostgresServer, new: PostgresServer) {
 
     let switched = Instant::now();
     execute(&mut old_admin, CLOSE).await;
-    execute(&mut old_admin, "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'")
-        .await;
-    until(&mut old_admin, "select not exists (select from pg_stat_activity where usename = 'app' and xact_start is not null and state <> 'idle')").await;
-    let end: String = query(&mut old_admin, "select pg_current_wal_lsn()::text").await;
+    execute(&mut old_admin, "create temporary table closed as select clock_timestamp() as closed_at").await;
+    // Sessions that begin from now on accept no writes.
+    until(&mut old_admin, NO_WRITERS).await;
+    let end: String = query(&mut old_admin, "select pg_current_wal_insert_lsn()::text").await;
     let arrived =
         format!("select replay_lsn >= '{end}' from pg_stat_replication where application_name = 'move'");
     until(&mut old_admin, &arrived).await;
@@ -103,6 +103,13 @@ async fn relocate(old: PostgresServer, new: PostgresServer) {
 
 /// New sessions of the role accept no writes, so `target_session_attrs=read-write` skips the server.
 const CLOSE: &str = "alter role app set default_transaction_read_only = on";
+
+/// Ends the sessions that were there before, which may be in the middle of a commit, and returns whether none is left.
+const NO_WRITERS: &str = "
+    select coalesce(bool_and(pg_terminate_backend(pid, 10000)), true) and count(*) = 0
+      from pg_stat_activity
+     where usename = 'app'
+       and backend_start <= (select max(closed_at) from closed)";
 
 /// Logical replication does not copy sequences.
 const SEQUENCES: &str = "
