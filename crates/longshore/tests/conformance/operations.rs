@@ -109,6 +109,16 @@ async fn fail_all(fixture: &Fixture) -> Vec<JobId> {
 }
 
 /// Executes operations until the first step is stored, and dies.
+/// Checks what so many steps have done. On a slow machine, a step passes by jobs whose locks take too long, and visits them again
+/// at the end.
+fn done_by_steps(steps: u64, counts: [u64; 3]) -> [u64; 3] {
+    let [examined, changed, skipped] = counts;
+    let at_most = 200 * steps;
+    assert!((at_most / 2..=at_most).contains(&examined), "{counts:?} after {steps} steps of 200");
+    assert_eq!((changed, skipped), (examined, 0));
+    counts
+}
+
 async fn die_after_one_step(client: &Client) {
     let (stepped, mut has_stepped) = tokio::sync::mpsc::unbounded_channel();
     let pause = |_| {
@@ -265,12 +275,10 @@ async fn an_operation_that_was_stopped_half_way_changes_each_job_once(fixture: F
     };
     fixture.run_operations(pause).await.expect("run");
     // The step that was in progress is stored.
-    assert_eq!(
-        (state(&fixture, id).await, counts(&fixture, id).await),
-        (OperationState::Stopped, [400, 400, 0])
-    );
+    assert_eq!(state(&fixture, id).await, OperationState::Stopped);
+    let done = done_by_steps(2, counts(&fixture, id).await);
     run(&fixture).await;
-    assert_eq!(counts(&fixture, id).await, [400, 400, 0], "a stopped operation must not continue");
+    assert_eq!(counts(&fixture, id).await, done, "a stopped operation must not continue");
 
     fixture.stop_operation(id).await.expect("stop again");
     assert_eq!(fixture.resume_operation(id).await.expect("resume").state, OperationState::Running);
@@ -324,11 +332,11 @@ async fn an_operation_whose_process_died_continues_at_its_cursor(fixture: Fixtur
     enqueue(&fixture, 450).await;
     let id = start(&fixture, NewOperation::matching(Action::Cancel, of_kind("mail"))).await;
     die_after_one_step(&fixture).await;
-    assert_eq!(counts(&fixture, id).await, [200, 200, 0]);
+    let done = done_by_steps(1, counts(&fixture, id).await);
     let other = fixture.second_client().await;
     fixture.advance(29 * SECOND).await;
     run(&other).await;
-    assert_eq!(counts(&fixture, id).await, [200, 200, 0], "the first process may still hold it");
+    assert_eq!(counts(&fixture, id).await, done, "the first process may still hold it");
     fixture.advance(SECOND).await;
     run(&other).await;
     assert_eq!(
@@ -341,10 +349,8 @@ async fn a_process_that_stops_lets_another_continue_at_once(fixture: Fixture) {
     enqueue(&fixture, 250).await;
     let id = start(&fixture, NewOperation::matching(Action::Cancel, of_kind("mail"))).await;
     fixture.run_operations(|_| ready(false)).await.expect("run");
-    assert_eq!(
-        (state(&fixture, id).await, counts(&fixture, id).await),
-        (OperationState::Running, [200, 200, 0])
-    );
+    assert_eq!(state(&fixture, id).await, OperationState::Running);
+    done_by_steps(1, counts(&fixture, id).await);
     run(&fixture.second_client().await).await;
     assert_eq!(
         (state(&fixture, id).await, counts(&fixture, id).await),

@@ -21,8 +21,11 @@
 //! - Which of several groups that join the line in one statement comes first is up to the engine. So claims from queues with
 //!   groups take all that is due.
 //!
+//! One thing is not compared: the place of a group in line. A turn of a group without due jobs counts until a claim removes it, and
+//! the engines remove them at different times.
+//!
 //! `LONGSHORE_COMPARE_SEED=17 cargo xtask test compare` repeats one history. `LONGSHORE_COMPARE_SEEDS=20` and
-//! `LONGSHORE_COMPARE_REQUESTS=1000` make more and longer ones.
+//! `LONGSHORE_COMPARE_REQUESTS=1000` make more and longer ones; do that after a change of an engine.
 
 mod history;
 mod names;
@@ -30,7 +33,7 @@ mod report;
 mod script;
 mod side;
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use crate::fixture::{self, number_in_environment};
 use history::History;
@@ -38,7 +41,7 @@ use report::Coverage;
 
 /// How many steps a history has.
 const STEPS: u64 = 500;
-/// How many fixed seeds are run in addition to a random one.
+/// How many seeds are run, from 1 on. Always the same ones, so that a change is not blamed for a difference that was there before.
 const FIXED_SEEDS: u64 = 4;
 /// With fewer steps in total, some kinds of steps may not succeed once.
 const ENOUGH_STEPS: u64 = 1500;
@@ -50,7 +53,7 @@ async fn both_engines_give_the_same_responses_and_records() {
         Some(seed) => vec![seed],
         None => {
             let fixed = number_in_environment("LONGSHORE_COMPARE_SEEDS").unwrap_or(FIXED_SEEDS);
-            (1..=fixed).chain([random_seed()]).collect()
+            (1..=fixed).collect()
         }
     };
     let mut coverage = Coverage::default();
@@ -68,9 +71,4 @@ async fn both_engines_give_the_same_responses_and_records() {
         let never = coverage.without_success(script::requests().iter().map(|request| request.name));
         assert_eq!(never, Vec::<&str>::new(), "these steps never succeeded, so they compare nothing");
     }
-}
-
-fn random_seed() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970");
-    now.as_millis() as u64 % 1_000_000_000
 }

@@ -171,11 +171,16 @@ impl Side {
         };
         let response = http.send(call.method, &path, &headers, body.as_deref().unwrap_or_default()).await;
         drop(held);
+        let body = if path.ends_with("/explain") {
+            without_place_in_line(&response.text)
+        } else {
+            response.text.clone()
+        };
         let headers = HEADERS.iter().map(|name| (*name, response.header(name).to_owned()));
         Reply {
             outcome: response.status.to_string(),
             headers: headers.filter(|(_, value)| !value.is_empty()).collect(),
-            body: response.text,
+            body,
         }
     }
 
@@ -245,6 +250,15 @@ impl Side {
     pub(super) fn hide(&mut self, text: &str) -> String {
         self.names.hide(text)
     }
+}
+
+/// An explanation without "is 1st of 2 groups in line".
+fn without_place_in_line(text: &str) -> String {
+    const END: &str = " groups in line";
+    let mut pieces: Vec<&str> = text.split(END).collect();
+    let last = pieces.pop().unwrap_or_default();
+    let kept = pieces.iter().map(|piece| piece.rsplit_once(" is ").map_or(*piece, |(before, _)| before));
+    kept.chain([last]).collect()
 }
 
 fn secret(id: Uuid) -> String {
