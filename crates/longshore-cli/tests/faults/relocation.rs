@@ -104,7 +104,7 @@ async fn relocate(old: PostgresServer, new: PostgresServer) {
 /// New sessions of the role accept no writes, so `target_session_attrs=read-write` skips the server.
 const CLOSE: &str = "alter role app set default_transaction_read_only = on";
 
-/// Ends the sessions that were there before, which may be in the middle of a commit, and returns whether none is left.
+/// Ends all sessions that began before the server was closed, because they can still commit. Returns true if there are none.
 const NO_WRITERS: &str = "
     select coalesce(bool_and(pg_terminate_backend(pid, 10000)), true) and count(*) = 0
       from pg_stat_activity
