@@ -210,7 +210,7 @@ const INSERT_MEASURE: &str = "
     values (?1, ?2, ?3, ?4, ?5, ?6)";
 
 const INSERT_FAILURE: &str = "
-    insert into failures
+    insert into error_groups
            (fingerprint, kind, attempts, first_seen, last_seen, job, error)
     values (?1, ?2, ?3, ?4, ?4, ?5, ?6)";
 

@@ -138,7 +138,7 @@ create index running_groups
  where grp is not null;
 
 -- Finished jobs. Append-only, except for retention and an operator's retry. `skipped`: a task that was
--- cancelled because it could never start. `failure`: the fingerprint of the last error, as in `failures`.
+-- cancelled because it could never start. `error_group`: the fingerprint of the last error, as in `error_groups`.
 create table longshore.finished (
     id               uuid primary key,
     started_at       timestamptz,
@@ -153,7 +153,7 @@ create table longshore.finished (
     result           json,
     flow             uuid,
     skipped          boolean,
-    failure          bigint,
+    error_group      bigint,
     check (attempts >= 0 and attempts <= max_attempts)
 ) with (
     autovacuum_vacuum_scale_factor = 0.05,
@@ -166,7 +166,7 @@ create table longshore.finished (
 create index finished_unsuccessful
     on longshore.finished (outcome, id)
  where outcome <> 'succeeded';
-create index finished_failures on longshore.finished (failure, id) where failure is not null;
+create index finished_error_groups on longshore.finished (error_group, id) where error_group is not null;
 
 -- Attempts that did not succeed. Each lease ends once, hence the primary key. `omitted`: how many older rows of the
 -- job were removed when this row was written, including those that earlier rows counted; null means none.
@@ -180,7 +180,7 @@ create table longshore.attempts (
     ended_at         timestamptz not null,
     error            text,
     omitted          integer,
-    failure          bigint,
+    error_group      bigint,
     primary key (job, lease_no)
 ) with (
     autovacuum_vacuum_scale_factor = 0.05,
@@ -483,7 +483,7 @@ create table longshore.queue_kinds (
     primary key (name, queue)
 );
 
--- Changes of any number of jobs. The process that works on one holds it until `held_until`; when that has passed,
+-- Changes of any number of jobs. The process that works on one has taken it until `taken_until`; when that has passed,
 -- another process continues behind `cursor`. `locked_cursor`: as in `operation_locked`.
 create table longshore.operations (
     id               uuid primary key,
@@ -502,8 +502,8 @@ create table longshore.operations (
     skipped          bigint not null default 0,
     expected         bigint,   -- how many jobs matched at the beginning, if that is known
     error            text,     -- why it failed, or why a step has to be tried again
-    holder           uuid,
-    held_until       timestamptz,
+    taken_by         uuid,
+    taken_until      timestamptz,
     locked_cursor    uuid,
     check ((filter is null) <> (ids is null))
 );
@@ -549,9 +549,9 @@ language sql immutable parallel safe
 as 'select floor(4 * ln(1 + 1000 * greatest(0, date_part(''epoch'', ended - started))) / ln(2.0::float8))::smallint';
 
 -- Failures by their fingerprint: a hash of the kind and of the error without what differs from job to job. A settle
--- only adds a row to `failure_notes`, because all settles would wait for the same row here while a dependency is down.
+-- only adds a row to `error_notes`, because all settles would wait for the same row here while a dependency is down.
 -- Upkeep folds the notes.
-create table longshore.failures (
+create table longshore.error_groups (
     fingerprint      bigint primary key,
     kind             text not null,
     attempts         bigint not null,
@@ -561,9 +561,9 @@ create table longshore.failures (
     error            text not null    -- of that job
 );
 
-create index failures_last_seen on longshore.failures (last_seen desc, fingerprint);
+create index error_groups_last_seen on longshore.error_groups (last_seen desc, fingerprint);
 
-create table longshore.failure_notes (
+create table longshore.error_notes (
     id               bigint generated always as identity primary key,
     fingerprint      bigint not null,
     attempts         bigint not null,
@@ -614,7 +614,7 @@ create table longshore.upkeep (
     storage          text
 );
 
-insert into longshore.upkeep (name) values ('retain'), ('fold'), ('failures'), ('measures'), ('samples');
+insert into longshore.upkeep (name) values ('retain'), ('fold'), ('error_groups'), ('measures'), ('samples');
 
 -- What retention knows about each range of 16 blocks of `finished`: when the range
 -- was last read, and the end of the oldest job of each outcome that it left there.

@@ -3,8 +3,7 @@
 --
 -- The same tables as on Postgres, in the same words, with these differences of the dialect: ids are 16-byte
 -- blobs, which sort like the UUIDs; times are microseconds since 1970 in UTC;
--- lists are JSON text; booleans are 0 and 1. There is one writer, so `failures` needs no notes, and no rows are
--- identified for publications.
+-- lists are JSON text; booleans are 0 and 1. No rows are identified for publications.
 --
 -- Runs inside one transaction, before views.sql.
 
@@ -124,7 +123,7 @@ create index running_groups
  where grp is not null;
 
 -- Finished jobs. Append-only, except for retention and an operator's retry. `skipped`: a task that was
--- cancelled because it could never start. `failure`: the fingerprint of the last error, as in `failures`.
+-- cancelled because it could never start. `error_group`: the fingerprint of the last error, as in `error_groups`.
 create table finished (
     id               blob not null primary key check (length(id) = 16),
     started_at       integer,
@@ -139,7 +138,7 @@ create table finished (
     result           text,
     flow             blob,
     skipped          integer check (skipped in (0, 1)),
-    failure          integer,
+    error_group      integer,
     check (attempts >= 0 and attempts <= max_attempts)
 ) strict, without rowid;
 
@@ -147,7 +146,7 @@ create table finished (
 create index finished_unsuccessful
     on finished (outcome, id)
  where outcome <> 'succeeded';
-create index finished_failures on finished (failure, id) where failure is not null;
+create index finished_error_groups on finished (error_group, id) where error_group is not null;
 
 -- Attempts that did not succeed. Each lease ends once, hence the primary key. `omitted`: how many older rows of the
 -- job were removed when this row was written, including those that earlier rows counted; null means none.
@@ -161,7 +160,7 @@ create table attempts (
     ended_at         integer not null,
     error            text,
     omitted          integer,
-    failure          integer,
+    error_group      integer,
     primary key (job, lease_no)
 ) strict, without rowid;
 
@@ -437,7 +436,7 @@ create table queue_kinds (
     primary key (name, queue)
 ) strict, without rowid;
 
--- Changes of any number of jobs. The process that works on one holds it until `held_until`; when that has passed,
+-- Changes of any number of jobs. The process that works on one has taken it until `taken_until`; when that has passed,
 -- another process continues behind `cursor`. `locked_cursor`: as in `operation_locked`.
 create table operations (
     id               blob not null primary key check (length(id) = 16),
@@ -456,8 +455,8 @@ create table operations (
     skipped          integer not null default 0,
     expected         integer,  -- how many jobs matched at the beginning, if that is known
     error            text,     -- why it failed, or why a step has to be tried again
-    holder           blob,
-    held_until       integer,
+    taken_by         blob,
+    taken_until      integer,
     locked_cursor    blob,
     check ((filter is null) <> (ids is null))
 ) strict, without rowid;
@@ -491,9 +490,9 @@ create table tallies (
     primary key (minute, queue, kind, outcome, run_bucket)
 ) strict, without rowid;
 
--- Failures by their fingerprint: a hash of the kind and of the error without what differs from job to job. There is
--- one writer, so settles change these rows directly.
-create table failures (
+-- Failures by their fingerprint: a hash of the kind and of the error without what differs from job to job. A settle only
+-- adds a row to `error_notes`. Upkeep folds the notes.
+create table error_groups (
     fingerprint      integer primary key,
     kind             text not null,
     attempts         integer not null,
@@ -503,7 +502,17 @@ create table failures (
     error            text not null    -- of that job
 ) strict;
 
-create index failures_last_seen on failures (last_seen desc, fingerprint);
+create index error_groups_last_seen on error_groups (last_seen desc, fingerprint);
+
+create table error_notes (
+    id               integer primary key,
+    fingerprint      integer not null,
+    attempts         integer not null,
+    seen_at          integer not null,
+    job              blob not null,
+    kind             text not null,
+    error            text not null
+) strict;
 
 -- History for charts. Processes add what they have counted every few seconds, and one of them the state of the queues
 -- once a minute. Upkeep folds minutes into hours, and removes them after eight days.
@@ -527,7 +536,7 @@ create table upkeep (
     looked_at        integer
 ) strict, without rowid;
 
-insert into upkeep (name) values ('retain'), ('fold'), ('samples');
+insert into upkeep (name) values ('retain'), ('fold'), ('error_groups'), ('measures'), ('samples');
 
 -- What retention knows about each range of 1,000 rows of `jobs`: when the range was
 -- last read, and the end of the oldest job of each outcome that it left there. Rows

@@ -68,7 +68,7 @@ impl Client {
     /// Lists groups of failures, those with the newest failure first. What belongs to one group is decided by its
     /// [fingerprint](crate::Fingerprint).
     pub async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>> {
-        self.store.failures(filter).await
+        self.store.error_groups(filter).await
     }
 
     /// Lists all workers, newest first. `threshold` overrides each worker's own when

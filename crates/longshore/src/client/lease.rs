@@ -35,8 +35,8 @@ impl Client {
     }
 
     /// Whether a worker holds a job of a queue that is not one of these.
-    pub async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool> {
-        self.store.holds_outside(worker, queues).await
+    pub async fn has_leases_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool> {
+        self.store.has_leases_outside(worker, queues).await
     }
 
     /// Sends a worker's heartbeat with the leases it holds. Returns those it has

@@ -22,16 +22,16 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, OperationId, Status};
 use crate::lifecycle::When;
 use crate::store::{
-    Action, Glance, HeldOperation, Holder, JobFilter, KeyWait, NewOperation, OperationFilter,
-    OperationRecord, OperationState, OperationStep, Selection,
+    Action, Executor, Glance, JobFilter, KeyWait, NewOperation, OperationFilter, OperationRecord,
+    OperationState, OperationStep, Selection, TakenOperation,
 };
 
 /// The maximum number of jobs per step.
 const STEP: u32 = 200;
 /// After this many steps another operation that waits is continued first.
 const STEPS_PER_TURN: u32 = 5;
-/// For how long a process holds an operation. Each step holds it further.
-const HOLD: Duration = Duration::from_secs(30);
+/// For how long a process takes an operation. Each step takes it for longer.
+const TAKE_FOR: Duration = Duration::from_secs(30);
 /// A step begins no further changes after this time, so that it ends long before another process may take
 /// the operation.
 const MAX_STEP_TIME: Duration = Duration::from_secs(10);
@@ -131,16 +131,16 @@ fn not_found(id: OperationId) -> Error {
 
 #[doc(hidden)]
 impl Client {
-    /// Executes operations in turns, until all that are left are held by other processes. `pause` waits between two
+    /// Executes operations in turns, until other processes have taken all that are left. `pause` waits between two
     /// steps. If it returns `false`, the execution ends early, and another process continues.
     pub async fn run_operations<Pause, Waiting>(&self, mut pause: Pause) -> Result<()>
     where
         Pause: FnMut(Duration) -> Waiting + Send,
         Waiting: Future<Output = bool> + Send,
     {
-        let holder = Uuid::now_v7();
-        while let Some(operation) = self.store.take_operation(holder, HOLD).await? {
-            let mut execution = Execution::new(self, operation, holder);
+        let executor = Uuid::now_v7();
+        while let Some(operation) = self.store.take_operation(executor, TAKE_FOR).await? {
+            let mut execution = Execution::new(self, operation, executor);
             for steps in 1.. {
                 let began = Instant::now();
                 match execution.step().await? {
@@ -179,11 +179,11 @@ fn pause_after(took: Duration) -> Duration {
     (took / 4).clamp(*PAUSES.start(), *PAUSES.end())
 }
 
-/// An operation that this process holds.
+/// An operation that this process has taken.
 struct Execution<'c> {
     client: &'c Client,
-    operation: HeldOperation,
-    holder: Holder,
+    operation: TakenOperation,
+    executor: Executor,
     cursor: Option<JobId>,
     /// Whether it has visited all of its jobs.
     has_visited_all: bool,
@@ -207,12 +207,12 @@ struct Visit {
 }
 
 impl<'c> Execution<'c> {
-    fn new(client: &'c Client, operation: HeldOperation, holder: Holder) -> Self {
+    fn new(client: &'c Client, operation: TakenOperation, executor: Executor) -> Self {
         let (cursor, locked_cursor) = (operation.record.cursor, operation.locked_cursor);
         Execution {
             client,
             operation,
-            holder,
+            executor,
             cursor,
             has_visited_all: locked_cursor.is_some(),
             locked_cursor,
@@ -278,8 +278,9 @@ impl<'c> Execution<'c> {
             Some(job) => {
                 let error =
                     format!("job {job}: another client's open transaction has locked it; trying again");
-                let hold = TRY_AGAIN_AFTER;
-                self.save(&OperationStep { error: Some(error), hold, ..OperationStep::default() }).await?;
+                let take_for = TRY_AGAIN_AFTER;
+                self.save(&OperationStep { error: Some(error), take_for, ..OperationStep::default() })
+                    .await?;
             }
         }
         Ok(Next::Leave)
@@ -303,7 +304,7 @@ impl<'c> Execution<'c> {
 
     /// The next jobs.
     async fn find_jobs(&self) -> Result<Visit> {
-        let HeldOperation { record, ids, .. } = &self.operation;
+        let TakenOperation { record, ids, .. } = &self.operation;
         match (ids, &record.filter) {
             (Some(ids), _) => self.find_listed(ids).await,
             (None, Some(filter)) => self.find_matching(&JobFilter::from_stored(filter)?).await,
@@ -374,7 +375,7 @@ impl<'c> Execution<'c> {
     /// Whether the operation may change a job that ended then. A job that has ended since the operation was
     /// started may be one that an earlier visit has retried, so it is not retried again.
     fn may_change(&self, ended_at: Option<DateTime<Utc>>) -> bool {
-        let HeldOperation { record, .. } = &self.operation;
+        let TakenOperation { record, .. } = &self.operation;
         record.action != Action::Retry || ended_at.is_none_or(|at| at <= record.created_at)
     }
 
@@ -393,12 +394,12 @@ impl<'c> Execution<'c> {
             let reason =
                 if error.is_locked() { error.to_string() } else { "the database was not available".into() };
             step.error = Some(format!("{at}{reason}; trying again"));
-            step.hold = TRY_AGAIN_AFTER;
+            step.take_for = TRY_AGAIN_AFTER;
             self.save(&step).await?;
             return Ok(Next::Leave);
         }
         tracing::error!(%operation_id, %error, "an operation failed");
-        step.hold = HOLD;
+        step.take_for = TAKE_FOR;
         let reason = match error.is_invalid() {
             true => error.to_string(),
             false => format!(
@@ -431,7 +432,7 @@ impl<'c> Execution<'c> {
             ..step.clone()
         };
         let operation_id = record.id;
-        let state = self.client.store.save_operation_step(operation_id, self.holder, &totals).await?;
+        let state = self.client.store.save_operation_step(operation_id, self.executor, &totals).await?;
         if state.is_none() {
             tracing::warn!(%operation_id, "another process has taken the operation; leaving it to that one");
         }
@@ -440,7 +441,7 @@ impl<'c> Execution<'c> {
     }
 
     async fn end(&self, error: Option<&str>) -> Result<()> {
-        self.client.store.end_operation(self.operation.record.id, self.holder, error).await.map(drop)
+        self.client.store.end_operation(self.operation.record.id, self.executor, error).await.map(drop)
     }
 }
 
@@ -608,7 +609,7 @@ impl Changes {
             changed: self.changed,
             skipped: self.skipped,
             locked: self.locked.clone(),
-            hold: HOLD,
+            take_for: TAKE_FOR,
             ..OperationStep::default()
         }
     }

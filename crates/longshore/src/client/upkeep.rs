@@ -48,7 +48,7 @@ impl Client {
         Pause: FnMut(Duration) -> Waiting + Send,
         Waiting: Future<Output = bool> + Send,
     {
-        let failures = in_steps(&mut pause, |rows| self.store.fold_failures(rows)).await?;
+        let failures = in_steps(&mut pause, |rows| self.store.fold_error_groups(rows)).await?;
         Ok(failures + in_steps(&mut pause, |rows| self.store.fold_measures(rows)).await?)
     }
 }

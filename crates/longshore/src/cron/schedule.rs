@@ -178,7 +178,7 @@ impl Client {
 
     /// Pauses a schedule: it does not tick. Jobs that it already enqueued still run.
     pub async fn pause_schedule(&self, name: &str) -> Result<()> {
-        require_found(name, self.store().set_ticking(name, Ticking::Held).await?)
+        require_found(name, self.store().set_ticking(name, Ticking::Paused).await?)
     }
 
     /// Resumes a paused schedule. Ticks that passed meanwhile are missed, and the schedule's

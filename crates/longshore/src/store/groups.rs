@@ -1,8 +1,12 @@
 //! Groups: their settings, the list that operators see, and their place in line.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
+use super::db::{Engine, How, Rows, Sql, Statement, args};
+use super::queues::storable_limit;
+use crate::error::Result;
 use crate::turns::Rate;
 
 /// A change to a group's settings. Fields that are `None` stay as they are.
@@ -92,4 +96,64 @@ pub struct PlaceInLine {
     pub place: u32,
     /// How many groups stand in line, up to 1,000 turns.
     pub groups: u32,
+}
+
+/// The settings of groups.
+#[async_trait]
+pub trait GroupSettings {
+    /// Changes a group's settings. Fields that are `None` stay as they are.
+    async fn set_group(&self, queue: &str, group: &str, change: &GroupChange) -> Result<()>;
+}
+
+#[async_trait]
+impl<E: Engine> GroupSettings for E {
+    async fn set_group(&self, queue: &str, group: &str, change: &GroupChange) -> Result<()> {
+        let args = (queue.to_owned(), group.to_owned(), change.clone());
+        self.call(How::SLOW.together(), args, |rows, (queue, group, change)| {
+            Box::pin(set_group(rows, queue, group, change))
+        })
+        .await
+    }
+}
+
+static SET_GROUP: Statement = Statement::new(
+    "
+    insert into longshore.groups as g (queue, name, paused, max_running, weight, rate, rate_ms, burst)
+    values ($1, $2, coalesce($3, false), $5, coalesce($6, 1), $8, $9, $10)
+        on conflict (queue, name) do update
+       set paused = coalesce($3, g.paused),
+           max_running = case when $4 then $5 else g.max_running end,
+           weight = coalesce($6, g.weight),
+           rate = case when $7 then $8 else g.rate end,
+           rate_ms = case when $7 then $9 else g.rate_ms end,
+           burst = case when $7 then $10 else g.burst end",
+);
+
+/// The settings have changed, so more of its jobs may start now.
+static ADD_TURNS: Statement = Statement::new(
+    "
+    insert into longshore.turns (at, priority, queue, grp)
+    select longshore.clock(), priority, queue, grp
+      from longshore.turns
+     where queue = $1
+       and grp = $2
+     group by priority, queue, grp",
+);
+
+async fn set_group(rows: &mut dyn Rows, queue: &str, group: &str, change: &GroupChange) -> Sql<()> {
+    let rate = change.rate.flatten();
+    let args = args![
+        queue,
+        group,
+        change.paused,
+        change.limit.is_some(),
+        storable_limit(change.limit),
+        change.weight,
+        change.rate.is_some(),
+        rate.map(|rate| rate.starts),
+        rate.map(|rate| rate.period_ms),
+        rate.map(|rate| rate.burst),
+    ];
+    rows.execute(&SET_GROUP, args).await?;
+    rows.execute(&ADD_TURNS, args![queue, group]).await.map(drop)
 }

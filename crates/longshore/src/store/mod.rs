@@ -7,7 +7,9 @@
 //! names the state it was decided from, and the engine refuses it if the job is no
 //! longer in that state.
 //!
-//! The sections of the trait name the files: `postgres/claim.rs` and `sqlite/claim.rs`
+//! Most procedures are written once: their files have the trait of the area, its arguments
+//! and results, and the statements, which run on both engines through the [layer](db). The
+//! sections of the trait here name the others: `postgres/claim.rs` and `sqlite/claim.rs`
 //! store a claim, and `claim.rs` in this folder has its arguments and results. A few
 //! types that belong to no file of their own are here, such as `KeyWait`.
 
@@ -22,15 +24,16 @@ use uuid::Uuid;
 use crate::BoxFuture;
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
-use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
 mod check;
 mod claim;
 pub mod cursor;
+mod db;
+mod error_groups;
 mod events;
-mod failures;
 mod flows;
 mod groups;
 mod history;
@@ -38,6 +41,7 @@ mod inspect;
 mod kinds;
 mod lease;
 mod migrate;
+mod moves;
 mod notices;
 mod operate;
 mod operations;
@@ -53,58 +57,56 @@ pub mod sqlite;
 mod stats;
 mod steps;
 mod tokens;
+mod upkeep;
 mod workers;
 
 pub use crate::enqueue::EnqueuedBatch;
 pub use check::{CheckReport, Durability, Problem};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
+pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventPlace, EventRecord, MAX_EVENT};
-pub use failures::{FailureFilter, FailureRecord};
 pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
     NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
 };
 pub(crate) use flows::{FLOW_EVENT, flow_event, warn_of_refused_flow};
 pub(crate) use groups::next_start;
-pub use groups::{FoundGroup, GroupChange, GroupRecord, PlaceInLine};
-pub use history::{Detail, HistoryFilter, Measured, NewMeasure, What};
-pub(crate) use history::{KEPT_DAYS, MINUTES_KEPT_HOURS, Measure, bucket_of};
+pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSettings, PlaceInLine};
+pub(crate) use history::bucket_of;
+pub use history::{Detail, History, HistoryFilter, Measured, NewMeasure, What};
 pub(crate) use inspect::{
     FinishedJobs, Found, Live, PageBuilder, Search, Searched, Step, Walk, Walked, merge,
 };
 pub use inspect::{Glance, ListFilter, Page, Payloads};
 #[cfg(feature = "api")]
 pub(crate) use kinds::TOO_MANY_KINDS;
-pub use kinds::{KindFilter, KindQueues, KindRecord, MAX_SCHEMA, NewKind, Schemas};
+pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, MAX_SCHEMA, NewKind, Schemas};
 pub use lease::{Fenced, Lease};
 pub(crate) use migrate::{Applied, Scripts, older_workers_live};
 pub use migrate::{Migrated, Migration, SCHEMA_VERSION};
 pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
-#[cfg(feature = "sqlite")]
-pub(crate) use operations::OPERATION_RETENTION_DAYS;
 pub use operations::{
-    Action, HeldOperation, Holder, JobFilter, NewOperation, OperationFilter, OperationRecord, OperationState,
-    OperationStep, Selection,
+    Action, Executor, JobFilter, NewOperation, OperationFilter, OperationRecord, OperationState,
+    OperationStep, Operations, Selection, TakenOperation,
 };
-pub use queues::{QueueChange, QueueRecord};
+pub use queues::{QueueChange, QueueRecord, QueueSettings};
 pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
 pub use retain::{Retained, Retention};
-pub use schedules::{Schedule, Ticked, Ticking};
+pub use schedules::{Schedule, Schedules, Ticked, Ticking};
 pub use settle::{MAX_HISTORY, Settled, Settlement};
 pub use stats::{Ahead, Count, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
 pub(crate) use steps::journals_that_fit;
 pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, SavedWork, StepRecord, StepState};
-pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord};
-pub use workers::{ALL_QUEUES, Beat, LiveLease, NewWorker, Registration, WorkerRecord};
+pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord, Tokens};
+pub use workers::{ALL_QUEUES, Beat, LiveLease, NewWorker, Registration, WorkerRecord, Workers};
 
 pub(crate) use claim::shared;
-pub(crate) use kinds::{KindUse, QUEUE_KINDS, by_name};
 pub(crate) use notices::NoticeSender;
 #[cfg(feature = "postgres")]
 pub(crate) use notices::WeakNoticeSender;
@@ -154,7 +156,21 @@ async fn open_engine(url: &str) -> Result<Arc<dyn Store>> {
 /// engine's clock. An operation on a batch returns one result per item, in the order
 /// of the items.
 #[async_trait]
-pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
+pub trait Store:
+    ErrorGroups
+    + GroupSettings
+    + History
+    + Kinds
+    + Operations
+    + QueueSettings
+    + Schedules
+    + Tokens
+    + Workers
+    + std::any::Any
+    + Send
+    + Sync
+    + std::fmt::Debug
+{
     // ---- migrate ----------------------------------------------------------
 
     /// The migrations of this engine.
@@ -284,10 +300,6 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- workers ----------------------------------------------------------
 
-    /// Adds a worker, alive from now on. Registering again updates the worker's
-    /// queues, kinds and concurrency; a worker that was declared dead stays dead.
-    async fn register(&self, worker: &NewWorker) -> Result<()>;
-
     /// Refreshes a worker's heartbeat. Returns which of the leases it holds are lost
     /// and which jobs it must cancel. A worker that was declared dead stays dead.
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat>;
@@ -295,31 +307,6 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Refreshes a worker's heartbeat, as [`beat`](Store::beat) does, and returns every live lease of the
     /// worker, ordered by job id; `None` if the worker was declared dead or is unknown.
     async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>>;
-
-    /// Returns what a worker registered with, whether it is alive or dead; `None` if it
-    /// is unknown. The cost does not depend on the number of workers and leases.
-    async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>>;
-
-    /// Whether a worker holds a job of a queue that is not one of these. It may hold some after it has
-    /// changed its queues.
-    async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool>;
-
-    /// Returns every live lease of a worker, ordered by job id, so that a worker can
-    /// find what it holds after the reply to a claim was lost.
-    async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>>;
-
-    /// Returns the live leases of a worker whose jobs are to be cancelled, ordered by
-    /// job id. Reads an index that contains only such leases, and changes nothing: it
-    /// is not a heartbeat.
-    async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>>;
-
-    /// Removes a worker that has shut down. If it still holds leases, it is declared
-    /// dead instead, and recovery takes them.
-    async fn retire(&self, worker: WorkerId) -> Result<()>;
-
-    /// Lists all workers, newest first. A worker is stale if its heartbeat is older
-    /// than `threshold` or, without one, than the worker's own `stale_after`.
-    async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>>;
 
     // ---- recover ----------------------------------------------------------
 
@@ -361,48 +348,6 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Lists the ids of dead letters, oldest first.
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
-
-    // ---- operations -------------------------------------------------------
-
-    /// Stores an operation, which runs from now on. Storing the same operation again changes nothing. Fails
-    /// with a conflict if the id belongs to an operation with another action or other jobs.
-    async fn put_operation(&self, operation: &NewOperation) -> Result<()>;
-
-    /// Returns one operation.
-    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>>;
-
-    /// Lists operations, newest first.
-    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>>;
-
-    /// Takes a running operation that no other process holds, for this time; `None` if there is none. Takes the oldest
-    /// one that was never held, or the one whose hold ended first.
-    async fn take_operation(&self, holder: Holder, hold: Duration) -> Result<Option<HeldOperation>>;
-
-    /// Stores what a step has done, and holds the operation further. Returns the state, so that the holder
-    /// notices a stop; an operation that is not running is no longer held. `None` means that another process
-    /// has taken the operation, and nothing changed.
-    async fn save_operation_step(
-        &self,
-        id: OperationId,
-        holder: Holder,
-        step: &OperationStep,
-    ) -> Result<Option<OperationState>>;
-
-    /// Lists up to `limit` jobs below `before` that an operation has passed by, highest first.
-    async fn locked_jobs(&self, id: OperationId, before: Option<JobId>, limit: u32) -> Result<Vec<JobId>>;
-
-    /// Ends a running operation: it is done, or failed with this error. Changes nothing and returns false
-    /// if another process has taken it, or if it was stopped.
-    async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool>;
-
-    /// Stops an operation if it is running. Returns its state; `None` if it does not exist.
-    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>>;
-
-    /// Lets an operation continue that was stopped or failed. Returns its state; `None` if it does not exist.
-    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>>;
-
-    /// Removes up to `limit` operations that have not been running for 7 days. Returns how many.
-    async fn remove_operations(&self, limit: u32) -> Result<u64>;
 
     // ---- events -----------------------------------------------------------
 
@@ -511,9 +456,6 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- queues -----------------------------------------------------------
 
-    /// Changes a queue's settings. Fields that are `None` stay as they are.
-    async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()>;
-
     /// Lists the queues that have settings, waiting jobs or running jobs, ordered by
     /// name. Numbers of waiting jobs up to 10,000 per queue are exact (1,000 if there are
     /// very many queues); larger ones may be estimates, within about 20 %.
@@ -528,9 +470,6 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     async fn waiting_queues(&self) -> Result<Vec<String>>;
 
     // ---- groups -----------------------------------------------------------
-
-    /// Changes a group's settings. Fields that are `None` stay as they are.
-    async fn set_group(&self, queue: &str, group: &str, change: &GroupChange) -> Result<()>;
 
     /// Lists up to `limit` groups of a queue that have settings, waiting jobs or running jobs,
     /// ordered by name, after the name `after`.
@@ -598,63 +537,6 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Reports the settings of the database with which a crash may lose stored jobs.
     async fn durability(&self) -> Result<Durability>;
 
-    // ---- schedules --------------------------------------------------------
-
-    /// Creates a schedule, or replaces the expression, policy and template of the one
-    /// with that name. An existing schedule keeps its last tick and stays paused or
-    /// active. It also keeps its next tick, unless the expression or the time zone
-    /// changes, so that many processes can store the same schedule at any time
-    /// without effect. Returns the stored schedule.
-    async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule>;
-
-    /// Lists all schedules, ordered by name.
-    async fn schedules(&self) -> Result<Vec<Schedule>>;
-
-    /// Pauses or resumes a schedule. Returns whether it exists.
-    async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool>;
-
-    /// Removes a schedule. Returns whether it existed.
-    async fn remove_schedule(&self, name: &str) -> Result<bool>;
-
-    /// Moves a schedule from the tick in `seen` to `next` and enqueues `jobs`, in one
-    /// transaction. `fired` is the newest tick that has a job in `jobs`, or `None` if
-    /// all ticks were skipped. Changes nothing if the schedule is paused or is no longer
-    /// as `seen`, so exactly one caller fires each tick. Does not wait for another
-    /// client's transaction, so that one schedule cannot delay the others.
-    async fn fire(
-        &self,
-        seen: &Schedule,
-        next: DateTime<Utc>,
-        fired: Option<DateTime<Utc>>,
-        jobs: &[ValidJob],
-    ) -> Result<Ticked>;
-
-    // ---- failures ---------------------------------------------------------
-
-    /// Lists groups of failures, those with the newest failure first.
-    async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>>;
-
-    /// Adds up to `step` failures to the numbers of their groups, and removes groups that were last seen 30 days
-    /// ago and have no dead letter. Returns how many failures it added. The numbers that
-    /// [`failures`](Store::failures) returns do not change.
-    async fn fold_failures(&self, step: u32) -> Result<u64>;
-
-    // ---- history ----------------------------------------------------------
-
-    /// Adds measures to the current minute.
-    async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()>;
-
-    /// As [`put_measures`](Store::put_measures), but only if no process has done so in this minute. Returns whether it
-    /// did.
-    async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool>;
-
-    /// Returns what was measured, oldest first. If queues are not told apart, their depths are added up, and the oldest
-    /// due job of all of them counts.
-    async fn measured(&self, filter: &HistoryFilter) -> Result<Vec<Measured>>;
-
-    /// Folds up to `step` measures into hours, and removes old ones. Returns how many it folded or removed.
-    async fn fold_measures(&self, step: u32) -> Result<u64>;
-
     // ---- retain -----------------------------------------------------------
 
     /// Removes up to `step` finished jobs whose retention has passed. Does not examine
@@ -666,42 +548,6 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// stays fast. Returns how many rows it folded: none if there is nothing to fold, or
     /// while another process folds.
     async fn fold_tallies(&self, step: u32) -> Result<u64>;
-
-    // ---- tokens -----------------------------------------------------------
-
-    /// Stores a token. Storing the same token again changes nothing. Fails with a
-    /// conflict if the id or the hash belongs to another token.
-    async fn put_token(&self, token: &NewToken) -> Result<()>;
-
-    /// Returns the tokens with these hashes, or with sessions that have them, in the same order. A token that is
-    /// unknown, revoked or, by the engine's clock, expired is `None`, and so is an expired session.
-    async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>>;
-
-    /// Lists all tokens, newest first, including revoked and expired ones.
-    async fn tokens(&self) -> Result<Vec<TokenRecord>>;
-
-    /// Revokes a token. Returns whether it exists. A token that was revoked before
-    /// keeps its first revocation time.
-    async fn revoke_token(&self, id: Uuid) -> Result<bool>;
-
-    /// Stores a session of a token, and removes some that have expired. Returns when it expires.
-    async fn put_session(&self, session: &NewSession) -> Result<DateTime<Utc>>;
-
-    /// Removes a session. Returns whether it existed.
-    async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool>;
-
-    // ---- kinds ------------------------------------------------------------
-
-    /// Creates or updates kinds. Fields that are `None` stay as they are: a worker that registers a kind without a
-    /// schema must not delete the stored schema. Fails if too many kinds would apply to single queues.
-    async fn put_kinds(&self, kinds: &[NewKind], queues: &KindQueues) -> Result<()>;
-
-    /// Lists kinds, ordered by name and queue. One that applies to all queues comes before those of its name that
-    /// apply to one.
-    async fn kinds(&self, filter: &KindFilter) -> Result<Vec<KindRecord>>;
-
-    /// Removes a kind, whichever queues it applies to. Returns whether it existed.
-    async fn remove_kind(&self, name: &str) -> Result<bool>;
 }
 
 /// How long an operation waits for a key or a row that another client's open transaction

@@ -1,22 +1,26 @@
 //! Operations: changes of any number of jobs that run in the background, and how far they are. The client
 //! executes them, in `client/operations.rs`.
+//!
+//! A process takes an operation until `taken_until`, and every step takes it for longer. Another process takes
+//! it after that. What the first one then stores changes nothing, because it names who has taken it.
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use super::clean;
+use super::db::{Engine, How, Row, Rows, Sql, Statement, args, column};
 use super::inspect::{ListFilter, Payloads};
 use crate::error::{Error, Result};
 use crate::failure::Fingerprint;
 use crate::job::{JobId, OperationId, Status};
 
-/// For how many days operations are kept that are not running. The statement of Postgres repeats this
-/// number.
-#[cfg(feature = "sqlite")]
-pub(crate) const OPERATION_RETENTION_DAYS: i64 = 7;
+/// How long operations are kept that are not running.
+const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// The maximum length of a text in a filter, in bytes.
 const MAX_TEXT: usize = 1024;
@@ -386,9 +390,9 @@ pub struct OperationFilter {
     pub limit: u32,
 }
 
-/// An operation that a process executes.
+/// An operation that a process has taken to execute it.
 #[derive(Clone, Debug)]
-pub struct HeldOperation {
+pub struct TakenOperation {
     /// The operation.
     pub record: OperationRecord,
     /// Its list of ids, highest first; `None` if it has a filter.
@@ -417,11 +421,420 @@ pub struct OperationStep {
     /// Why the rest of the step has to be tried again.
     pub error: Option<String>,
     /// For how long no other process may take the operation.
-    pub hold: Duration,
+    pub take_for: Duration,
 }
 
 /// The id of a process that executes operations. Each run has a new one.
-pub type Holder = Uuid;
+pub type Executor = Uuid;
+
+/// Operations.
+#[async_trait]
+pub trait Operations {
+    /// Stores an operation, which runs from now on. Storing the same operation again changes nothing. Fails
+    /// with a conflict if the id belongs to an operation with another action or other jobs.
+    async fn put_operation(&self, operation: &NewOperation) -> Result<()>;
+
+    /// Returns one operation.
+    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>>;
+
+    /// Lists operations, newest first.
+    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>>;
+
+    /// Takes a running operation that no other process has taken, for this time; `None` if there is none. Takes the
+    /// oldest one that nobody has taken yet, or the one whose time ended first.
+    async fn take_operation(&self, by: Executor, take_for: Duration) -> Result<Option<TakenOperation>>;
+
+    /// Stores what a step has done, and takes the operation for longer. Returns the state, so that the process
+    /// notices a stop; an operation that is not running is no longer taken. `None` means that another process
+    /// has taken the operation, and nothing changed.
+    async fn save_operation_step(
+        &self,
+        id: OperationId,
+        by: Executor,
+        step: &OperationStep,
+    ) -> Result<Option<OperationState>>;
+
+    /// Lists up to `limit` jobs below `before` that an operation has passed by, highest first.
+    async fn locked_jobs(&self, id: OperationId, before: Option<JobId>, limit: u32) -> Result<Vec<JobId>>;
+
+    /// Ends a running operation: it is done, or failed with this error. Changes nothing and returns false
+    /// if another process has taken it, or if it was stopped.
+    async fn end_operation(&self, id: OperationId, by: Executor, error: Option<&str>) -> Result<bool>;
+
+    /// Stops an operation if it is running. Returns its state; `None` if it does not exist.
+    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>>;
+
+    /// Lets an operation continue that was stopped or failed. Returns its state; `None` if it does not exist.
+    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>>;
+
+    /// Removes up to `limit` operations that have not been running for 7 days. Returns how many.
+    async fn remove_operations(&self, limit: u32) -> Result<u64>;
+}
+
+#[async_trait]
+impl<E: Engine> Operations for E {
+    async fn put_operation(&self, operation: &NewOperation) -> Result<()> {
+        self.call(How::SLOW, operation.clone(), |rows, operation| Box::pin(put_operation(rows, operation)))
+            .await
+    }
+
+    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>> {
+        self.call(How::READ, id, |rows, id| Box::pin(operation(rows, *id))).await
+    }
+
+    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>> {
+        self.call(How::VIEW, filter.clone(), |rows, filter| Box::pin(operations(rows, filter))).await
+    }
+
+    async fn take_operation(&self, by: Executor, take_for: Duration) -> Result<Option<TakenOperation>> {
+        // Almost always there is nothing to take, and nothing needs to be locked or written.
+        if !self.call(How::READ, (), |rows, ()| Box::pin(has_free_operation(rows))).await? {
+            return Ok(None);
+        }
+        self.call(How::SLOW, (by, take_for), |rows, (by, take_for)| {
+            Box::pin(take_operation(rows, *by, *take_for))
+        })
+        .await
+    }
+
+    async fn save_operation_step(
+        &self,
+        id: OperationId,
+        by: Executor,
+        step: &OperationStep,
+    ) -> Result<Option<OperationState>> {
+        let has_one_statement = step.locked.is_empty() && step.unlocked.is_empty();
+        let how = if has_one_statement { How::SLOW } else { How::SLOW.together() };
+        self.call(how, (id, by, step.clone()), |rows, (id, by, step)| {
+            Box::pin(save_step(rows, *id, *by, step))
+        })
+        .await
+    }
+
+    async fn locked_jobs(&self, id: OperationId, before: Option<JobId>, limit: u32) -> Result<Vec<JobId>> {
+        self.call(How::READ, (id, before, limit), |rows, (id, before, limit)| {
+            Box::pin(locked_jobs(rows, *id, *before, *limit))
+        })
+        .await
+    }
+
+    async fn end_operation(&self, id: OperationId, by: Executor, error: Option<&str>) -> Result<bool> {
+        let error = error.map(|error| clean(error).into_owned());
+        self.call(How::SLOW, (id, by, error), |rows, (id, by, error)| {
+            Box::pin(end_operation(rows, *id, *by, error))
+        })
+        .await
+    }
+
+    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
+        self.call(How::SLOW, id, |rows, id| Box::pin(change_state(rows, &STOP_OPERATION, *id))).await
+    }
+
+    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
+        self.call(How::SLOW, id, |rows, id| Box::pin(change_state(rows, &RESUME_OPERATION, *id))).await
+    }
+
+    async fn remove_operations(&self, limit: u32) -> Result<u64> {
+        self.call(How::SLOW.together(), limit, |rows, limit| Box::pin(remove_operations(rows, *limit))).await
+    }
+}
+
+static PUT_OPERATION: Statement = Statement::new(
+    "
+    insert into longshore.operations
+           (id, action, filter, ids, queues, state, created_at, created_by, updated_at, expected)
+    values ($1, $2, $3::text::json, $4, $5, 'running', longshore.clock(), $6, longshore.clock(), $7)
+        on conflict do nothing",
+);
+
+/// Whether an earlier call stored this operation and only its reply was lost.
+static IS_STORED: Statement = Statement::new(
+    "
+    select 1
+      from longshore.operations
+     where id = $1
+       and action = $2
+       and filter::text is not distinct from $3
+       and ids is not distinct from $4
+       and queues is not distinct from $5",
+);
+
+async fn put_operation(rows: &mut dyn Rows, operation: &NewOperation) -> Sql<()> {
+    let NewOperation { id, action, selection, queues, created_by, expected } = operation;
+    let filter = operation.stored_filter()?;
+    let ids = match selection {
+        Selection::Filter(_) => None,
+        Selection::Ids(ids) => Some(ids.as_slice()),
+    };
+    let put = args![*id, action.as_str(), &filter, ids, queues, created_by, *expected];
+    let is_stored = rows.execute(&PUT_OPERATION, put).await? > 0
+        || rows.has_row(&IS_STORED, args![*id, action.as_str(), &filter, ids, queues]).await?;
+    if is_stored { Ok(()) } else { Err(operation.conflict().into()) }
+}
+
+/// The columns of an [`OperationRecord`].
+macro_rules! operation_columns {
+    () => {
+        "id, action, state, filter::text as filter, queues, expected, examined, changed, skipped, cursor, error,
+           created_at, created_by, updated_at, ended_at"
+    };
+}
+
+static OPERATION: Statement =
+    Statement::new(concat!("select ", operation_columns!(), " from longshore.operations where id = $1"));
+
+async fn operation(rows: &mut dyn Rows, id: OperationId) -> Sql<Option<OperationRecord>> {
+    let found = rows.row(&OPERATION, args![id]).await?;
+    found.map(|mut row| operation_record(&mut row)).transpose()
+}
+
+static OPERATIONS: Statement = Statement::new(concat!(
+    "
+    select ",
+    operation_columns!(),
+    "
+      from longshore.operations o
+     where ($1::text is null or state = $1)
+       and ($2::text[] is null or (o.queues is not null and not exists (
+             select 1
+               from unnest(o.queues) as q(name)
+              where q.name <> all($2::text[]))))
+       and ($3::uuid is null or (created_at, id) < (
+             select b.created_at, b.id
+               from longshore.operations b
+              where b.id = $3))
+     order by created_at desc, id desc
+     limit $4"
+));
+
+async fn operations(rows: &mut dyn Rows, filter: &OperationFilter) -> Sql<Vec<OperationRecord>> {
+    let OperationFilter { state, queues, before, limit } = filter;
+    let args = args![state.map(OperationState::as_str), queues, *before, *limit];
+    rows.rows(&OPERATIONS, args).await?.into_iter().map(|mut row| operation_record(&mut row)).collect()
+}
+
+static HAS_FREE_OPERATION: Statement = Statement::new(
+    "
+    select 1
+      from longshore.operations
+     where state = 'running'
+       and (taken_until is null or taken_until <= longshore.clock())
+     limit 1",
+);
+
+/// Whether an operation waits for a process that executes it.
+async fn has_free_operation(rows: &mut dyn Rows) -> Sql<bool> {
+    rows.has_row(&HAS_FREE_OPERATION, &[]).await
+}
+
+static TAKE_OPERATION: Statement = Statement::new(concat!(
+    "
+    update longshore.operations
+       set taken_by = $1,
+           taken_until = longshore.clock() + $2
+     where id = (
+             select o.id
+               from longshore.operations o
+              where o.state = 'running'
+                and (o.taken_until is null or o.taken_until <= longshore.clock())
+              order by o.taken_until nulls first, o.created_at, o.id   -- one after the other
+              limit 1
+                for update skip locked)
+    returning ids, locked_cursor, ",
+    operation_columns!()
+));
+
+async fn take_operation(
+    rows: &mut dyn Rows,
+    by: Executor,
+    take_for: Duration,
+) -> Sql<Option<TakenOperation>> {
+    let Some(mut row) = rows.row(&TAKE_OPERATION, args![by, take_for]).await? else { return Ok(None) };
+    let (ids, locked_cursor) = (row.take("ids")?, row.take("locked_cursor")?);
+    Ok(Some(TakenOperation { record: operation_record(&mut row)?, ids, locked_cursor }))
+}
+
+static SAVE_STEP: Statement = Statement::new(
+    "
+    update longshore.operations
+       set cursor = coalesce($3, cursor),
+           examined = $4,   -- totals, because the statement may be repeated when its reply was lost
+           changed = $5,
+           skipped = $6,
+           error = $7,
+           locked_cursor = $9,
+           updated_at = longshore.clock(),
+           taken_until = case when state = 'running' then longshore.clock() + $8 end
+     where id = $1
+       and taken_by = $2   -- fence: another process may have taken it
+    returning state",
+);
+
+static NOTE_LOCKED: Statement = Statement::new(
+    "
+    insert into longshore.operation_locked (operation, job)
+    select $1, l.job
+      from unnest($2::uuid[]) as l(job)
+     where true
+        on conflict do nothing",
+);
+
+static FORGET_LOCKED: Statement = Statement::new(
+    "
+    delete from longshore.operation_locked
+     where operation = $1
+       and job = any($2::uuid[])",
+);
+
+async fn save_step(
+    rows: &mut dyn Rows,
+    id: OperationId,
+    by: Executor,
+    step: &OperationStep,
+) -> Sql<Option<OperationState>> {
+    let OperationStep {
+        cursor,
+        examined,
+        changed,
+        skipped,
+        locked,
+        unlocked,
+        locked_cursor,
+        error,
+        take_for,
+    } = step;
+    let error = error.as_deref().map(clean);
+    let args =
+        args![id, by, *cursor, *examined, *changed, *skipped, error.as_deref(), *take_for, *locked_cursor];
+    let Some(mut row) = rows.row(&SAVE_STEP, args).await? else { return Ok(None) };
+    for (statement, jobs) in [(&NOTE_LOCKED, locked), (&FORGET_LOCKED, unlocked)] {
+        if !jobs.is_empty() {
+            rows.execute(statement, args![id, jobs]).await?;
+        }
+    }
+    row.parse("state", OperationState::from_stored).map(Some)
+}
+
+static LOCKED_JOBS: Statement = Statement::new(
+    "
+    select job
+      from longshore.operation_locked
+     where operation = $1
+       and ($2::uuid is null or job < $2)
+     order by job desc
+     limit $3",
+);
+
+async fn locked_jobs(
+    rows: &mut dyn Rows,
+    id: OperationId,
+    before: Option<JobId>,
+    limit: u32,
+) -> Sql<Vec<JobId>> {
+    column(rows.rows(&LOCKED_JOBS, args![id, before, limit]).await?, "job")
+}
+
+static END_OPERATION: Statement = Statement::new(
+    "
+    update longshore.operations
+       set state = case when $3::text is null then 'done' else 'failed' end,
+           error = $3,
+           updated_at = longshore.clock(),
+           ended_at = longshore.clock(),
+           taken_until = null
+     where id = $1
+       and taken_by = $2
+       and state = 'running'",
+);
+
+async fn end_operation(
+    rows: &mut dyn Rows,
+    id: OperationId,
+    by: Executor,
+    error: &Option<String>,
+) -> Sql<bool> {
+    Ok(rows.execute(&END_OPERATION, args![id, by, error]).await? > 0)
+}
+
+/// The process that has taken it keeps it until it has stored its step and noticed the stop.
+static STOP_OPERATION: Statement = Statement::new(
+    "
+    update longshore.operations
+       set updated_at = case when state = 'running' then longshore.clock() else updated_at end,
+           state = case when state = 'running' then 'stopped' else state end
+     where id = $1
+    returning state",
+);
+
+static RESUME_OPERATION: Statement = Statement::new(
+    "
+    update longshore.operations
+       set updated_at = case when state in ('stopped', 'failed') then longshore.clock() else updated_at end,
+           ended_at = case when state = 'failed' then null else ended_at end,
+           error = case when state in ('stopped', 'failed') then null else error end,
+           state = case when state in ('stopped', 'failed') then 'running' else state end
+     where id = $1
+    returning state",
+);
+
+async fn change_state(
+    rows: &mut dyn Rows,
+    change: &'static Statement,
+    id: OperationId,
+) -> Sql<Option<OperationState>> {
+    let changed = rows.row(change, args![id]).await?;
+    changed.map(|mut row| row.parse("state", OperationState::from_stored)).transpose()
+}
+
+static REMOVE_OPERATIONS: Statement = Statement::new(
+    "
+    delete from longshore.operations
+     where id = any(array(
+             select id
+               from longshore.operations
+              where state <> 'running'
+                and updated_at < longshore.clock() - $1
+              order by updated_at
+              limit $2
+                for update skip locked))
+    returning id",
+);
+
+static REMOVE_LOCKED: Statement = Statement::new(
+    "
+    delete from longshore.operation_locked
+     where operation = any($1::uuid[])",
+);
+
+async fn remove_operations(rows: &mut dyn Rows, limit: u32) -> Sql<u64> {
+    let removed: Vec<OperationId> =
+        column(rows.rows(&REMOVE_OPERATIONS, args![RETENTION, limit]).await?, "id")?;
+    if !removed.is_empty() {
+        // Of those that were stopped or failed.
+        rows.execute(&REMOVE_LOCKED, args![&removed]).await?;
+    }
+    Ok(removed.len() as u64)
+}
+
+fn operation_record(row: &mut Row) -> Sql<OperationRecord> {
+    Ok(OperationRecord {
+        id: row.take("id")?,
+        action: row.parse("action", Action::from_stored)?,
+        state: row.parse("state", OperationState::from_stored)?,
+        filter: row.take("filter")?,
+        queues: row.take("queues")?,
+        expected: row.take("expected")?,
+        examined: row.take("examined")?,
+        changed: row.take("changed")?,
+        skipped: row.take("skipped")?,
+        cursor: row.take("cursor")?,
+        error: row.take("error")?,
+        created_at: row.take("created_at")?,
+        created_by: row.take("created_by")?,
+        updated_at: row.take("updated_at")?,
+        ended_at: row.take("ended_at")?,
+    })
+}
 
 #[cfg(test)]
 mod tests {

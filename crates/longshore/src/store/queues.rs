@@ -1,8 +1,11 @@
 //! Queues: their settings, and the list that operators see.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
+use super::db::{Engine, How, Rows, Sql, Statement, args};
+use crate::error::Result;
 use crate::turns::Rate;
 
 /// A change to a queue's settings.
@@ -68,4 +71,77 @@ impl QueueRecord {
             paused_groups: 0,
         }
     }
+}
+
+/// The settings of queues.
+#[async_trait]
+pub trait QueueSettings {
+    /// Changes a queue's settings. Fields that are `None` stay as they are.
+    async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()>;
+}
+
+#[async_trait]
+impl<E: Engine> QueueSettings for E {
+    async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()> {
+        let args = (name.to_owned(), change.clone());
+        self.call(How::SLOW.together(), args, |rows, (name, change)| Box::pin(set_queue(rows, name, change)))
+            .await
+    }
+}
+
+static SET_QUEUE: Statement = Statement::new(
+    "
+    insert into longshore.queues as q
+           (name, paused, max_running, rate, rate_ms, burst, group_max_running, group_rate, group_rate_ms, group_burst)
+    values ($1, coalesce($2, false), $4, $6, $7, $8, $10, $12, $13, $14)
+        on conflict (name) do update
+       set paused = coalesce($2, q.paused),
+           max_running = case when $3 then $4 else q.max_running end,
+           rate = case when $5 then $6 else q.rate end,
+           rate_ms = case when $5 then $7 else q.rate_ms end,
+           burst = case when $5 then $8 else q.burst end,
+           group_max_running = case when $9 then $10 else q.group_max_running end,
+           group_rate = case when $11 then $12 else q.group_rate end,
+           group_rate_ms = case when $11 then $13 else q.group_rate_ms end,
+           group_burst = case when $11 then $14 else q.group_burst end",
+);
+
+/// The settings of its groups have changed, so more of their jobs may start now.
+static ADD_TURNS: Statement = Statement::new(
+    "
+    insert into longshore.turns (at, priority, queue, grp)
+    select longshore.clock(), priority, queue, grp
+      from longshore.turns
+     where queue = $1
+     group by priority, queue, grp",
+);
+
+async fn set_queue(rows: &mut dyn Rows, name: &str, change: &QueueChange) -> Sql<()> {
+    let (rate, group_rate) = (change.rate.flatten(), change.group_rate.flatten());
+    let args = args![
+        name,
+        change.paused,
+        change.limit.is_some(),
+        storable_limit(change.limit),
+        change.rate.is_some(),
+        rate.map(|rate| rate.starts),
+        rate.map(|rate| rate.period_ms),
+        rate.map(|rate| rate.burst),
+        change.group_limit.is_some(),
+        storable_limit(change.group_limit),
+        change.group_rate.is_some(),
+        group_rate.map(|rate| rate.starts),
+        group_rate.map(|rate| rate.period_ms),
+        group_rate.map(|rate| rate.burst),
+    ];
+    rows.execute(&SET_QUEUE, args).await?;
+    if change.group_limit.is_some() || change.group_rate.is_some() {
+        rows.execute(&ADD_TURNS, args![name]).await?;
+    }
+    Ok(())
+}
+
+/// A limit that fits into its column.
+pub(super) fn storable_limit(change: Option<Option<u32>>) -> Option<u32> {
+    change.flatten().map(|limit| limit.min(i32::MAX as u32))
 }

@@ -130,7 +130,7 @@ async fn folding_does_not_change_the_numbers(fixture: Fixture) {
     }
     let before = groups(&fixture).await;
     assert_eq!(before.iter().map(|group| group.attempts).collect::<Vec<_>>(), [6, 6]);
-    while fixture.store().fold_failures(5).await.expect("fold") > 0 {
+    while fixture.store().fold_error_groups(5).await.expect("fold") > 0 {
         assert_eq!(groups(&fixture).await, before);
     }
     assert_eq!(groups(&fixture).await, before);

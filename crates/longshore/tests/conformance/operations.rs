@@ -300,7 +300,7 @@ async fn an_operation_that_was_stopped_is_no_longer_held(fixture: Fixture) {
     let other = Uuid::now_v7();
     assert!(store.take_operation(other, 30 * SECOND).await.expect("take").is_none(), "the holder continues");
     fixture.stop_operation(id).await.expect("stop");
-    let step = OperationStep { hold: 30 * SECOND, ..OperationStep::default() };
+    let step = OperationStep { take_for: 30 * SECOND, ..OperationStep::default() };
     let saved = store.save_operation_step(id, holder, &step).await.expect("save");
     assert_eq!(saved, Some(OperationState::Stopped));
     assert!(!store.end_operation(id, holder, None).await.expect("end"), "it was stopped");
@@ -375,7 +375,7 @@ async fn a_process_that_lost_an_operation_cannot_store_progress(fixture: Fixture
         changed: examined - 1,
         skipped: 1,
         error: Some("trying again".into()),
-        hold: 30 * SECOND,
+        take_for: 30 * SECOND,
     };
     assert_eq!(store.save_operation_step(id, stale, &step(5)).await.expect("save"), None);
     assert!(!store.end_operation(id, stale, Some("lost")).await.expect("end"));

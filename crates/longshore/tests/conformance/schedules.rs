@@ -110,7 +110,7 @@ async fn a_schedule_of_the_same_name_is_replaced(fixture: Fixture) {
 async fn a_schedule_put_again_keeps_its_ticks_and_its_pause(fixture: Fixture) {
     fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     assert!(fire(&fixture, 1, &[]).await);
-    assert!(fixture.store().set_ticking("nightly", Ticking::Held).await.expect("hold"));
+    assert!(fixture.store().set_ticking("nightly", Ticking::Paused).await.expect("hold"));
     let again = Schedule {
         missed: "one".into(),
         template: "{}".into(),
@@ -168,9 +168,9 @@ async fn a_paused_schedule_does_not_fire(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Queued).await, 0);
     assert!(fixture.store().set_ticking("nightly", Ticking::Running).await.expect("resume"));
     assert!(fire(&fixture, 1, &[report()]).await);
-    assert!(fixture.store().set_ticking("nightly", Ticking::Held).await.expect("hold"));
+    assert!(fixture.store().set_ticking("nightly", Ticking::Paused).await.expect("hold"));
     assert!(!fire(&fixture, 2, &[report()]).await);
-    assert!(!fixture.store().set_ticking("unknown", Ticking::Held).await.expect("hold"));
+    assert!(!fixture.store().set_ticking("unknown", Ticking::Paused).await.expect("hold"));
 }
 
 async fn a_tick_decided_on_an_outdated_schedule_does_not_fire(fixture: Fixture) {

@@ -81,7 +81,7 @@ async fn check_worker_access(server: &Server, caller: &Caller, worker: WorkerId)
     let Some(covered) = caller.queues() else { return Ok(()) };
     let known = server.client.registration(worker).await?;
     known.iter().flat_map(|known| &known.queues).try_for_each(|queue| caller.may_access(queue))?;
-    match server.client.holds_outside(worker, covered).await? {
+    match server.client.has_leases_outside(worker, covered).await? {
         true => Err(caller.refuse_access()),
         false => Ok(()),
     }

@@ -71,7 +71,7 @@ const PENDING: &str = "
              select 1
                from longshore.operations
               where state = 'running'
-                and (held_until is null or held_until <= longshore.clock()))";
+                and (taken_until is null or taken_until <= longshore.clock()))";
 
 pub(super) async fn pending(tx: &mut Tx<'_>) -> Sql<Pending> {
     let (events, changes, cancels, operations) =

@@ -1,48 +1,13 @@
-//! Groups: their settings, the list that operators see, and their place in line.
+//! Groups: the list that operators see, and their place in line.
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::claim_groups::rate;
-use super::queues::{bind_rate, find_waiting_queues};
+use super::queues::find_waiting_queues;
 use super::tx::{Sql, Tx};
-use crate::store::{FoundGroup, GroupChange, GroupRecord, PlaceInLine, next_start};
-
-const SET_GROUP: &str = "
-    insert into longshore.groups as g (queue, name, paused, max_running, weight, rate, rate_ms, burst)
-    values ($1, $2, coalesce($3, false), $5, coalesce($6, 1), $8, $9, $10)
-        on conflict (queue, name) do update
-       set paused = coalesce($3, g.paused),
-           max_running = case when $4 then $5 else g.max_running end,
-           weight = coalesce($6, g.weight),
-           rate = case when $7 then $8 else g.rate end,
-           rate_ms = case when $7 then $9 else g.rate_ms end,
-           burst = case when $7 then $10 else g.burst end";
-
-/// The settings have changed, so more of its jobs may start now.
-const ADD_TURNS: &str = "
-    insert into longshore.turns (at, priority, queue, grp)
-    select longshore.clock(), priority, queue, grp
-      from longshore.turns
-     where queue = $1
-       and grp = $2
-     group by priority, queue, grp";
-
-pub(super) async fn set_group(tx: &mut Tx<'_>, queue: &str, group: &str, change: &GroupChange) -> Sql<()> {
-    let mut transaction = tx.begin().await?;
-    let tx = &mut transaction.tx();
-    let query = sqlx::query(tx.sql(SET_GROUP))
-        .bind(queue)
-        .bind(group)
-        .bind(change.paused)
-        .bind(change.limit.is_some())
-        .bind(change.limit.flatten().map(|limit| i32::try_from(limit).unwrap_or(i32::MAX)))
-        .bind(change.weight.map(|weight| weight as i32));
-    bind_rate(query, change.rate).execute(&mut *tx.connection).await?;
-    sqlx::query(tx.sql(ADD_TURNS)).bind(queue).bind(group).execute(&mut *tx.connection).await?;
-    transaction.commit().await
-}
+use crate::store::{FoundGroup, GroupRecord, PlaceInLine, next_start};
 
 /// The columns of a [`GroupRecord`]; `page` has the names of the groups.
 macro_rules! group_columns {

@@ -453,7 +453,7 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (String, String) {
         (Walk::Finished, Some(Status::FailedPermanent)) => (
             match filter.failure {
                 Some(_) => {
-                    "select id, finished_at, last_error from longshore.finished where failure = {failure} and"
+                    "select id, finished_at, last_error from longshore.finished where error_group = {failure} and"
                 }
                 None => {
                     "select id, finished_at, last_error from longshore.finished where outcome = 'failed_permanent' and"
@@ -524,7 +524,7 @@ const HAS_ERROR: &str = "position($8 in lower(coalesce({own_error}(
               limit 1)) collate \"C\")) > 0";
 
 const HAS_FAILURE: &str = "(
-             select failure
+             select error_group
                from longshore.attempts
               where job = c.id
                 and error is not null

@@ -11,12 +11,12 @@
 //! | `claim`, `claim_sql` | leasing due jobs; the statements of a claim |
 //! | `lease` | live leases: progress, checkpoints |
 //! | `steps`, `step_in`, `settle` | journaled steps; steps in the user's transaction; storing how attempts end |
-//! | `workers` | registration, heartbeats |
+//! | `workers` | heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `events`, `queues` | operators' commands on jobs; events; queue settings |
+//! | `operate`, `events`, `queues` | operators' commands on jobs; events; lists of queues |
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
-//! | `schedules`, `retain` | cron; retention and tallies |
-//! | `tokens`, `kinds` | API tokens; schemas and defaults of kinds |
+//! | `retain` | retention and tallies |
+//! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
 //! | `tx`, `run`, `pool`, `connect`, `listen` | a connection and its errors; deadlines and retries; the pool; hosts; `LISTEN` and `NOTIFY` |
 //!
 //! The engine relies on no session state: no session locks, no temporary tables, no
@@ -41,40 +41,37 @@ mod claim;
 mod claim_groups;
 mod claim_sql;
 mod connect;
+mod db;
 mod enqueue;
 mod events;
-mod failures;
 mod flows;
 mod groups;
-mod history;
 mod inspect;
-mod kinds;
 mod lease;
 mod listen;
 mod migrate;
+mod moves;
 mod operate;
 mod operate_flows;
-mod operations;
 mod pool;
 mod queues;
 mod recover;
 mod reopen;
 mod retain;
 mod run;
-mod schedules;
 mod settle;
 mod stats;
 #[cfg(feature = "worker")]
 mod step_in;
 mod steps;
 mod store;
-mod tokens;
 mod turns;
 mod tx;
 mod workers;
 
 #[cfg(feature = "worker")]
 pub(crate) use step_in::StepConnection;
+pub(crate) use tx::Fault;
 
 /// The queue in a Postgres database.
 #[derive(Clone, Debug)]

@@ -387,7 +387,7 @@ const DEAD_LETTERS: &str = "
        and f.id > coalesce($1, '00000000-0000-0000-0000-000000000000')
        and ($2::text is null or j.kind = $2)
        and ($3::text is null or j.queue = $3)
-       and ($5::int8 is null or f.failure = $5)
+       and ($5::int8 is null or f.error_group = $5)
      order by f.id
      limit $4";
 

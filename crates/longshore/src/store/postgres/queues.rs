@@ -1,64 +1,11 @@
-//! Queues: their settings, and the list that operators see.
+//! Queues: the list that operators see.
 
 use sqlx::Row;
 
 use super::claim_groups::rate;
 use super::stats::sample;
-use super::tx::{Query, Sql, Tx};
-use crate::store::{QueueChange, QueueRecord, next_start};
-use crate::turns::Rate;
-
-const SET_QUEUE: &str = "
-    insert into longshore.queues as q
-           (name, paused, max_running, rate, rate_ms, burst, group_max_running, group_rate, group_rate_ms, group_burst)
-    values ($1, coalesce($2, false), $4, $6, $7, $8, $10, $12, $13, $14)
-        on conflict (name) do update
-       set paused = coalesce($2, q.paused),
-           max_running = case when $3 then $4 else q.max_running end,
-           rate = case when $5 then $6 else q.rate end,
-           rate_ms = case when $5 then $7 else q.rate_ms end,
-           burst = case when $5 then $8 else q.burst end,
-           group_max_running = case when $9 then $10 else q.group_max_running end,
-           group_rate = case when $11 then $12 else q.group_rate end,
-           group_rate_ms = case when $11 then $13 else q.group_rate_ms end,
-           group_burst = case when $11 then $14 else q.group_burst end";
-
-/// The settings of its groups have changed, so more of their jobs may start now.
-const ADD_TURNS: &str = "
-    insert into longshore.turns (at, priority, queue, grp)
-    select longshore.clock(), priority, queue, grp
-      from longshore.turns
-     where queue = $1
-     group by priority, queue, grp";
-
-pub(super) async fn set_queue(tx: &mut Tx<'_>, name: &str, change: &QueueChange) -> Sql<()> {
-    let limit =
-        |limit: Option<Option<u32>>| limit.flatten().map(|limit| i32::try_from(limit).unwrap_or(i32::MAX));
-    let mut transaction = tx.begin().await?;
-    let tx = &mut transaction.tx();
-    let query = sqlx::query(tx.sql(SET_QUEUE))
-        .bind(name)
-        .bind(change.paused)
-        .bind(change.limit.is_some())
-        .bind(limit(change.limit));
-    let query =
-        bind_rate(query, change.rate).bind(change.group_limit.is_some()).bind(limit(change.group_limit));
-    bind_rate(query, change.group_rate).execute(&mut *tx.connection).await?;
-    if change.group_limit.is_some() || change.group_rate.is_some() {
-        sqlx::query(tx.sql(ADD_TURNS)).bind(name).execute(&mut *tx.connection).await?;
-    }
-    transaction.commit().await
-}
-
-/// Binds whether to change a rate, and its three columns.
-pub(super) fn bind_rate<'q>(query: Query<'q>, change: Option<Option<Rate>>) -> Query<'q> {
-    let rate = change.flatten();
-    query
-        .bind(change.is_some())
-        .bind(rate.map(|rate| rate.starts as i32))
-        .bind(rate.map(|rate| rate.period_ms as i64))
-        .bind(rate.map(|rate| rate.burst as i32))
-}
+use super::tx::{Sql, Tx};
+use crate::store::{QueueRecord, next_start};
 
 /// The queues with waiting jobs that are not suspects, a first row with an empty name and a last
 /// row without a queue. Costs two index probes per queue, however many jobs wait.

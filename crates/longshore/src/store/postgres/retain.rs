@@ -10,6 +10,7 @@ use super::steps::delete_progress;
 use super::tx::{Sql, Tx};
 use crate::error::Error;
 use crate::job::Outcome;
+use crate::store::upkeep::lock_pass;
 use crate::store::{Retained, Retention, millis};
 
 /// The blocks of one row in `finished_ranges`: up to about 1,400 finished jobs. Rows that
@@ -19,25 +20,15 @@ const BLOCKS_PER_RANGE: i64 = 16;
 const MAX_RANGES: usize = 64;
 const MAX_EXAMINED: u64 = 20_000;
 
-/// Locks a row of `upkeep` and returns whether this process does the work; others find no row and do nothing.
-pub(super) async fn takes_turn(tx: &mut Tx<'_>, name: &str) -> Sql<bool> {
-    const LOCK: &str = "
-        select name
-          from longshore.upkeep
-         where name = $1
-           for update skip locked";
-    Ok(sqlx::query(tx.sql(LOCK)).bind(name).fetch_optional(&mut *tx.connection).await?.is_some())
-}
-
 /// The table that `finished_ranges` describes.
 enum Ranges {
     Known,
     OfAnotherTable,
 }
 
-/// As [`takes_turn`] for `retain`. Also returns whether `finished_ranges` still describes this table: its numbers of
+/// As [`lock_pass`] for `retain`. Also returns whether `finished_ranges` still describes this table: its numbers of
 /// blocks mean nothing in a copy of the database.
-async fn takes_turn_at_ranges(tx: &mut Tx<'_>) -> Sql<Option<Ranges>> {
+async fn lock_retain(tx: &mut Tx<'_>) -> Sql<Option<Ranges>> {
     const LOCK: &str = "
         select storage is not distinct from longshore.storage_of_finished()
           from longshore.upkeep
@@ -219,7 +210,7 @@ pub(super) async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sq
     let times = [policy.succeeded, policy.cancelled, policy.failed_permanent].map(|time| time.map(millis));
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    match takes_turn_at_ranges(tx).await? {
+    match lock_retain(tx).await? {
         None => return Ok(retained),
         Some(Ranges::Known) => {}
         Some(Ranges::OfAnotherTable) => forget_ranges(tx).await?,
@@ -325,7 +316,7 @@ const FOLD: &str = "
 pub(super) async fn fold_tallies(tx: &mut Tx<'_>, step: u32) -> Sql<u64> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    if !takes_turn(tx, "fold").await? {
+    if !lock_pass(tx, "fold").await? {
         return Ok(0);
     }
     let hour: DateTime<Utc> =

@@ -10,7 +10,6 @@ use uuid::Uuid;
 use super::advance::note_ends;
 use super::enqueue::{insert_any, split};
 use super::events::is_any_emitted;
-use super::failures::note_failures;
 use super::run::{QUICK, within};
 use super::steps::save_waits;
 use super::turns::{add_turns, add_turns_of_freed};
@@ -139,8 +138,8 @@ macro_rules! record_attempts {
       returning job),
     recorded as (
       insert into longshore.attempts
-             (job, lease_no, attempt, what, worker, started_at, ended_at, error, failure, omitted)
-      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error, t.failure,
+             (job, lease_no, attempt, what, worker, started_at, ended_at, error, error_group, omitted)
+      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error, t.error_group,
              case when t.lease_no > 100 then
                nullif(coalesce((select max(a.omitted) from longshore.attempts a where a.job = t.id), 0)
                         + (select count(*) from pruned p where p.job = t.id), 0)
@@ -180,6 +179,20 @@ const FINISH_UNIFORM: &str = concat!(
     free_keys_and_tally!("$6"),
 );
 
+/// Notes the failures of `taken`, one row per error group. Only the beginning of an error is kept.
+macro_rules! note_errors {
+    () => {
+        "
+    noted_errors as (
+      insert into longshore.error_notes (fingerprint, attempts, seen_at, job, kind, error)
+      select t.error_group, count(*), longshore.clock(), (array_agg(t.id order by t.id desc))[1], min(t.kind),
+             left((array_agg(t.error order by t.id desc))[1], 2000)
+        from taken t
+       where t.error_group is not null
+       group by t.error_group)"
+    };
+}
+
 /// Finishes attempts in general: with errors, results or history, or by recovery.
 const FINISH: &str = concat!(
     "
@@ -188,7 +201,7 @@ const FINISH: &str = concat!(
        using ",
     held_leases!(
         "(select $6::text[]), (select $7::text[]), (select $8::text[]), (select $13::int8[])",
-        "error, result, history, failure"
+        "error, result, history, error_group"
     ),
     "
        where r.ctid = i.row_id
@@ -196,11 +209,11 @@ const FINISH: &str = concat!(
     is_as_decided!("$9", "$10", "$11"),
     "
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.attempt, r.max_attempts, r.keyed, r.kind,
-                r.queue, r.grp, r.gate, r.flow, i.attempts, i.interruptions, i.error, i.result, i.history, i.failure),
+                r.queue, r.grp, r.gate, r.flow, i.attempts, i.interruptions, i.error, i.result, i.history, i.error_group),
     finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-              interruptions, last_error, result, flow, failure)
+              interruptions, last_error, result, flow, error_group)
       select t.id, t.claimed_at, longshore.clock(), case when $11 is null then t.worker end,
              t.lease_no, $12::text::longshore.outcome, t.attempts, t.max_attempts, t.interruptions,
              case
@@ -209,7 +222,7 @@ const FINISH: &str = concat!(
     earlier_error!(),
     "
              end,
-             t.result::json, t.flow, t.failure
+             t.result::json, t.flow, t.error_group
         from taken t),",
     add_turns_of_freed!(),
     ",",
@@ -217,7 +230,7 @@ const FINISH: &str = concat!(
     ",",
     record_attempts!(),
     ",",
-    note_failures!(),
+    note_errors!(),
     ",",
     free_keys_and_tally!("$12"),
 );
@@ -230,13 +243,13 @@ const REQUEUE: &str = concat!(
        using ",
     held_leases!(
         "(select $6::text[]), (select $7::text[]), (select $8::timestamptz[]), (select $9::int8[]), (select $13::int8[])",
-        "error, history, run_at, delay_us, failure"
+        "error, history, run_at, delay_us, error_group"
     ),
     "
        where r.ctid = i.row_id
          and ", is_as_decided!("$10", "$11", "$12"), "
       returning r.*, i.attempts, i.interruptions as new_interruptions, i.error, i.history, i.run_at, i.delay_us,
-                i.failure),
+                i.error_group),
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
@@ -252,7 +265,7 @@ const REQUEUE: &str = concat!(
     ",",
     record_attempts!(),
     ",",
-    note_failures!(),
+    note_errors!(),
     "
     select array_agg(id), array_agg(lease_no) from taken",
 );

@@ -15,13 +15,12 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, events, failures, flows, groups, history, inspect, kinds, lease, migrate,
-    operate, operate_flows, operations, queues, recover, retain, schedules, settle, stats, steps, tokens,
-    workers,
+    advance, check, claim, enqueue, events, flows, groups, inspect, lease, migrate, operate, operate_flows,
+    queues, recover, retain, settle, stats, steps, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
-use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
 
@@ -172,10 +171,6 @@ impl Store for PostgresStore {
 
     // ---- workers ----------------------------------------------------------
 
-    async fn register(&self, worker: &NewWorker) -> Result<()> {
-        self.run_while_awaited(worker.clone(), |tx, worker| Box::pin(workers::register(tx, worker))).await
-    }
-
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
         self.run_while_awaited((worker, held.to_vec()), |tx, (worker, held)| {
             Box::pin(workers::beat(tx, *worker, held))
@@ -185,33 +180,6 @@ impl Store for PostgresStore {
 
     async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
         self.run_while_awaited(worker, |tx, worker| Box::pin(workers::beat_and_list(tx, *worker))).await
-    }
-
-    async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>> {
-        self.run_read(worker, |tx, worker| Box::pin(workers::registration(tx, *worker))).await
-    }
-
-    async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool> {
-        self.run_read((worker, queues.to_vec()), |tx, (worker, queues)| {
-            Box::pin(workers::holds_outside(tx, *worker, queues))
-        })
-        .await
-    }
-
-    async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
-        self.run_read(worker, |tx, worker| Box::pin(workers::leases(tx, *worker))).await
-    }
-
-    async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>> {
-        self.run_while_awaited(worker, |tx, worker| Box::pin(workers::cancels(tx, *worker))).await
-    }
-
-    async fn retire(&self, worker: WorkerId) -> Result<()> {
-        self.run_quick(worker, |tx, worker| Box::pin(workers::retire(tx, *worker))).await
-    }
-
-    async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
-        self.run_read(threshold, |tx, threshold| Box::pin(workers::workers(tx, *threshold))).await
     }
 
     // ---- recover ----------------------------------------------------------
@@ -256,65 +224,6 @@ impl Store for PostgresStore {
 
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
         self.run(filter.clone(), |tx, filter| Box::pin(operate::dead_letters(tx, filter))).await
-    }
-
-    // ---- operations -------------------------------------------------------
-
-    async fn put_operation(&self, operation: &NewOperation) -> Result<()> {
-        self.run(operation.clone(), |tx, operation| Box::pin(operations::put_operation(tx, operation))).await
-    }
-
-    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>> {
-        self.run_read(id, |tx, id| Box::pin(operations::operation(tx, *id))).await
-    }
-
-    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>> {
-        self.run(filter.clone(), |tx, filter| Box::pin(operations::operations(tx, filter))).await
-    }
-
-    async fn take_operation(&self, holder: Holder, hold: Duration) -> Result<Option<HeldOperation>> {
-        self.run((holder, hold), |tx, (holder, hold)| {
-            Box::pin(operations::take_operation(tx, *holder, *hold))
-        })
-        .await
-    }
-
-    async fn save_operation_step(
-        &self,
-        id: OperationId,
-        holder: Holder,
-        step: &OperationStep,
-    ) -> Result<Option<OperationState>> {
-        self.run((id, holder, step.clone()), |tx, (id, holder, step)| {
-            Box::pin(operations::save_operation_step(tx, *id, *holder, step))
-        })
-        .await
-    }
-
-    async fn locked_jobs(&self, id: OperationId, before: Option<JobId>, limit: u32) -> Result<Vec<JobId>> {
-        self.run((id, before, limit), |tx, (id, before, limit)| {
-            Box::pin(operations::locked_jobs(tx, *id, *before, *limit))
-        })
-        .await
-    }
-
-    async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool> {
-        self.run((id, holder, error.map(str::to_owned)), |tx, (id, holder, error)| {
-            Box::pin(operations::end_operation(tx, *id, *holder, error.as_deref()))
-        })
-        .await
-    }
-
-    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
-        self.run(id, |tx, id| Box::pin(operations::stop_operation(tx, *id))).await
-    }
-
-    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
-        self.run(id, |tx, id| Box::pin(operations::resume_operation(tx, *id))).await
-    }
-
-    async fn remove_operations(&self, limit: u32) -> Result<u64> {
-        self.run(limit, |tx, limit| Box::pin(operations::remove_operations(tx, *limit))).await
     }
 
     // ---- events -----------------------------------------------------------
@@ -475,13 +384,6 @@ impl Store for PostgresStore {
 
     // ---- queues -----------------------------------------------------------
 
-    async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()> {
-        self.run((name.to_owned(), change.clone()), |tx, (name, change)| {
-            Box::pin(queues::set_queue(tx, name, change))
-        })
-        .await
-    }
-
     async fn queues(&self) -> Result<Vec<QueueRecord>> {
         self.run_read((), |tx, ()| Box::pin(queues::queues(tx))).await
     }
@@ -496,13 +398,6 @@ impl Store for PostgresStore {
     }
 
     // ---- groups -----------------------------------------------------------
-
-    async fn set_group(&self, queue: &str, group: &str, change: &GroupChange) -> Result<()> {
-        self.run((queue.to_owned(), group.to_owned(), change.clone()), |tx, (queue, group, change)| {
-            Box::pin(groups::set_group(tx, queue, group, change))
-        })
-        .await
-    }
 
     async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>> {
         self.run_read((queue.to_owned(), after.to_owned(), limit), |tx, (queue, after, limit)| {
@@ -585,69 +480,6 @@ impl Store for PostgresStore {
         self.run_read((), |tx, ()| Box::pin(check::durability(tx))).await
     }
 
-    // ---- schedules --------------------------------------------------------
-
-    async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {
-        schedule.validate()?;
-        self.run(schedule.clone(), |tx, schedule| Box::pin(schedules::put_schedule(tx, schedule))).await
-    }
-
-    async fn schedules(&self) -> Result<Vec<Schedule>> {
-        self.run_read((), |tx, ()| Box::pin(schedules::schedules(tx))).await
-    }
-
-    async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool> {
-        self.run((name.to_owned(), ticking), |tx, (name, ticking)| {
-            Box::pin(schedules::set_ticking(tx, name, *ticking))
-        })
-        .await
-    }
-
-    async fn remove_schedule(&self, name: &str) -> Result<bool> {
-        self.run(name.to_owned(), |tx, name| Box::pin(schedules::remove_schedule(tx, name))).await
-    }
-
-    async fn fire(
-        &self,
-        seen: &Schedule,
-        next: DateTime<Utc>,
-        fired: Option<DateTime<Utc>>,
-        jobs: &[ValidJob],
-    ) -> Result<Ticked> {
-        self.run((seen.clone(), next, fired, jobs.to_vec()), |tx, (seen, next, fired, jobs)| {
-            Box::pin(schedules::fire(tx, seen, *next, *fired, jobs))
-        })
-        .await
-    }
-
-    // ---- failures ---------------------------------------------------------
-
-    async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>> {
-        self.run_view(filter.clone(), |tx, filter| Box::pin(failures::failures(tx, filter))).await
-    }
-
-    async fn fold_failures(&self, step: u32) -> Result<u64> {
-        self.run(step, |tx, step| Box::pin(failures::fold_failures(tx, *step))).await
-    }
-
-    // ---- history ----------------------------------------------------------
-
-    async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()> {
-        self.run_quick(measures.to_vec(), |tx, measures| Box::pin(history::put_measures(tx, measures))).await
-    }
-
-    async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool> {
-        self.run_quick(samples.to_vec(), |tx, samples| Box::pin(history::put_samples(tx, samples))).await
-    }
-
-    async fn measured(&self, filter: &HistoryFilter) -> Result<Vec<Measured>> {
-        self.run_view(filter.clone(), |tx, filter| Box::pin(history::measured(tx, filter))).await
-    }
-
-    async fn fold_measures(&self, step: u32) -> Result<u64> {
-        self.run(step, |tx, step| Box::pin(history::fold_measures(tx, *step))).await
-    }
-
     // ---- retain -----------------------------------------------------------
 
     async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
@@ -656,51 +488,6 @@ impl Store for PostgresStore {
 
     async fn fold_tallies(&self, step: u32) -> Result<u64> {
         self.run(step, |tx, step| Box::pin(retain::fold_tallies(tx, *step))).await
-    }
-
-    // ---- tokens -----------------------------------------------------------
-
-    async fn put_token(&self, token: &NewToken) -> Result<()> {
-        token.validate()?;
-        self.run_quick(token.clone(), |tx, token| Box::pin(tokens::put_token(tx, token))).await
-    }
-
-    async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>> {
-        self.run_read(hashes.to_vec(), |tx, hashes| Box::pin(tokens::tokens_by_hash(tx, hashes))).await
-    }
-
-    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
-        self.run((), |tx, ()| Box::pin(tokens::tokens(tx))).await
-    }
-
-    async fn revoke_token(&self, id: Uuid) -> Result<bool> {
-        self.run_quick(id, |tx, id| Box::pin(tokens::revoke_token(tx, *id))).await
-    }
-
-    async fn put_session(&self, session: &NewSession) -> Result<DateTime<Utc>> {
-        self.run_quick(*session, |tx, session| Box::pin(tokens::put_session(tx, session))).await
-    }
-
-    async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool> {
-        self.run_quick(*hash, |tx, hash| Box::pin(tokens::remove_session(tx, hash))).await
-    }
-
-    // ---- kinds ------------------------------------------------------------
-
-    async fn put_kinds(&self, kinds: &[NewKind], queues: &KindQueues) -> Result<()> {
-        kinds.iter().try_for_each(NewKind::validate)?;
-        self.run_quick((kinds.to_vec(), queues.clone()), |tx, (kinds, queues)| {
-            Box::pin(kinds::put_kinds(tx, kinds, queues))
-        })
-        .await
-    }
-
-    async fn kinds(&self, filter: &KindFilter) -> Result<Vec<KindRecord>> {
-        self.run_read(filter.clone(), |tx, filter| Box::pin(kinds::kinds(tx, filter))).await
-    }
-
-    async fn remove_kind(&self, name: &str) -> Result<bool> {
-        self.run_quick(name.to_owned(), |tx, name| Box::pin(kinds::remove_kind(tx, name))).await
     }
 }
 

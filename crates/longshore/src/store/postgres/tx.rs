@@ -135,7 +135,8 @@ pub(super) type Sql<T> = std::result::Result<T, Fault>;
 
 /// Why database work failed. Separate from [`Error`], so that no driver type enters
 /// the public API.
-pub(super) enum Fault {
+#[derive(Debug)]
+pub(crate) enum Fault {
     /// The driver's error.
     Driver(sqlx::Error),
     /// One of our own errors.

@@ -71,7 +71,7 @@ pub(super) fn pending(tx: &Tx<'_>) -> Sql<Pending> {
                  select 1
                    from operations
                   where state = 'running'
-                    and (held_until is null or held_until <= ?1))";
+                    and (taken_until is null or taken_until <= ?1))";
     let now = tx.now()?;
     let read = tx.row(PENDING, [now, now - WALK_CUT_OFF], |row| {
         Ok(Pending {

@@ -74,9 +74,9 @@ impl Engine {
             // Opened on this thread, because it may take long: another process may be
             // recovering the log.
             match open_writer(&at) {
-                Ok(conn) => {
+                Ok(mut conn) => {
                     let _ = opened.send(Ok(()));
-                    write_until_closed(&conn, &inbox, &sender);
+                    write_until_closed(&mut conn, &inbox, &sender);
                 }
                 Err(error) => {
                     let _ = opened.send(Err(error));
@@ -97,10 +97,7 @@ impl Engine {
         T: Send + 'static,
         F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send + 'static,
     {
-        let (caller, reply) = oneshot::channel();
-        let call = Call { work: Some(work), result: None, caller, mode: Mode::Write };
-        self.writer.send(Message::Work(Box::new(call))).map_err(|_| ended())?;
-        reply.await.map_err(|_| ended())?
+        self.write_on(|conn| work(&Tx::new(conn))).await
     }
 
     /// Runs `work` on one snapshot, which includes every write that has returned.
@@ -109,7 +106,28 @@ impl Engine {
         T: Send + 'static,
         F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send + 'static,
     {
-        let Some(readers) = &self.readers else { return self.write(work).await };
+        self.read_on(|conn| work(&Tx::new(conn))).await
+    }
+
+    /// As [`write`](Self::write), for work that needs the connection itself.
+    pub(super) async fn write_on<T, F>(&self, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Connection) -> Result<T, Fault> + Send + 'static,
+    {
+        let (caller, reply) = oneshot::channel();
+        let call = Call { work: Some(work), result: None, caller, mode: Mode::Write };
+        self.writer.send(Message::Work(Box::new(call))).map_err(|_| ended())?;
+        reply.await.map_err(|_| ended())?
+    }
+
+    /// As [`read`](Self::read), for work that needs the connection itself.
+    pub(super) async fn read_on<T, F>(&self, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Connection) -> Result<T, Fault> + Send + 'static,
+    {
+        let Some(readers) = &self.readers else { return self.write_on(work).await };
         let (caller, reply) = oneshot::channel();
         let call = Call { work: Some(work), result: None, caller, mode: Mode::Read };
         readers.send(Box::new(call)).map_err(|_| ended())?;
@@ -131,7 +149,7 @@ impl Engine {
 /// A call, with the types of its work erased.
 trait Task: Send {
     /// Runs the work. Returns whether to keep its changes.
-    fn run(&mut self, tx: &Tx<'_>) -> bool;
+    fn run(&mut self, conn: &mut Connection) -> bool;
     /// Replies to the caller, given the result of the whole transaction.
     fn reply(self: Box<Self>, committed: Result<(), &Error>);
 }
@@ -155,15 +173,15 @@ enum Mode {
 impl<T, F> Task for Call<T, F>
 where
     T: Send,
-    F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send,
+    F: FnOnce(&mut Connection) -> Result<T, Fault> + Send,
 {
-    fn run(&mut self, tx: &Tx<'_>) -> bool {
+    fn run(&mut self, conn: &mut Connection) -> bool {
         if self.mode == Mode::Read && self.caller.is_closed() {
             return false;
         }
         let Some(work) = self.work.take() else { return false };
         // A panic in one call must not end the thread, which serves all callers.
-        let result = catch_unwind(AssertUnwindSafe(|| work(tx)))
+        let result = catch_unwind(AssertUnwindSafe(|| work(conn)))
             .unwrap_or_else(|_| Err(Error::internal("the SQLite engine panicked; this is a bug").into()));
         let keep = result.is_ok();
         self.result = Some(result.map_err(Error::from));
@@ -181,7 +199,7 @@ where
     }
 }
 
-fn write_until_closed(conn: &Connection, inbox: &Receiver<Message>, subscribers: &NoticeSender) {
+fn write_until_closed(conn: &mut Connection, inbox: &Receiver<Message>, subscribers: &NoticeSender) {
     let mut foreign = ForeignWrites { version: None, checked: Instant::now() };
     loop {
         let first = if !subscribers.has_subscribers() {
@@ -206,7 +224,7 @@ fn write_until_closed(conn: &Connection, inbox: &Receiver<Message>, subscribers:
 
 /// Runs calls in one transaction, each in its own savepoint, so that a call that
 /// fails is undone without the others. Replies only after the commit.
-fn commit_together(conn: &Connection, mut group: Vec<Box<dyn Task>>) {
+fn commit_together(conn: &mut Connection, mut group: Vec<Box<dyn Task>>) {
     let committed = run_group(conn, &mut group).map_err(Error::from);
     if committed.is_err() && !conn.is_autocommit() {
         let _ = run(conn, "rollback");
@@ -216,16 +234,16 @@ fn commit_together(conn: &Connection, mut group: Vec<Box<dyn Task>>) {
     }
 }
 
-fn run_group(conn: &Connection, group: &mut [Box<dyn Task>]) -> Result<(), Fault> {
+fn run_group(conn: &mut Connection, group: &mut [Box<dyn Task>]) -> Result<(), Fault> {
     run(conn, "begin immediate")?;
     if let [task] = group {
-        let keep = task.run(&Tx::new(conn));
+        let keep = task.run(conn);
         check_still_open(conn)?;
         return run(conn, if keep { "commit" } else { "rollback" });
     }
     for task in group {
         run(conn, "savepoint call")?;
-        let keep = task.run(&Tx::new(conn));
+        let keep = task.run(conn);
         check_still_open(conn)?;
         if !keep {
             run(conn, "rollback to call")?;
@@ -299,7 +317,7 @@ fn read_once(conn: &mut Option<Connection>, path: &Path, task: &mut dyn Task) ->
         None => conn.insert(open_reader(path)?),
     };
     run(conn, "begin")?;
-    task.run(&Tx::new(conn));
+    task.run(conn);
     check_still_open(conn)?;
     run(conn, "rollback")
 }

@@ -1,4 +1,4 @@
-//! Groups: their settings, the list that operators see, and their place in line.
+//! Groups: the list that operators see, and their place in line.
 
 use std::collections::BTreeSet;
 
@@ -7,46 +7,7 @@ use rusqlite::{Row, params};
 use super::claim_groups::rate;
 use super::queues::waiting_queues;
 use super::tx::{Columns, Sql, Tx, instant};
-use crate::store::{FoundGroup, GroupChange, GroupRecord, PlaceInLine, next_start};
-
-pub(super) fn set_group(tx: &Tx<'_>, queue: &str, group: &str, change: &GroupChange) -> Sql<()> {
-    const SET: &str = "
-        insert into groups (queue, name, paused, max_running, weight, rate, rate_ms, burst)
-        values (?1, ?2, coalesce(?3, 0), ?5, coalesce(?6, 1), ?8, ?9, ?10)
-            on conflict (queue, name) do update
-           set paused = coalesce(?3, paused),
-               max_running = iif(?4, ?5, max_running),
-               weight = coalesce(?6, weight),
-               rate = iif(?7, ?8, rate),
-               rate_ms = iif(?7, ?9, rate_ms),
-               burst = iif(?7, ?10, burst)";
-    // The settings have changed, so more of its jobs may start now.
-    const ADD_TURNS: &str = "
-        insert into turns (at, priority, queue, grp)
-        select ?3, priority, queue, grp
-          from turns
-         where queue = ?1
-           and grp = ?2
-         group by priority, queue, grp";
-    let rate = change.rate.flatten();
-    tx.execute(
-        SET,
-        params![
-            queue,
-            group,
-            change.paused,
-            change.limit.is_some(),
-            change.limit.flatten(),
-            change.weight,
-            change.rate.is_some(),
-            rate.map(|rate| rate.starts),
-            rate.map(|rate| rate.period_ms as i64),
-            rate.map(|rate| rate.burst),
-        ],
-    )?;
-    tx.execute(ADD_TURNS, params![queue, group, tx.now()?])?;
-    Ok(())
-}
+use crate::store::{FoundGroup, GroupRecord, PlaceInLine, next_start};
 
 /// Finds the groups with waiting jobs with one index probe each.
 pub(super) fn groups(tx: &Tx<'_>, queue: &str, after: &str, limit: u32) -> Sql<Vec<GroupRecord>> {

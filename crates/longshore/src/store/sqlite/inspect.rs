@@ -403,10 +403,10 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> (&'static str, Value) {
                outcome,
                finished_at,
                last_error
-          from finished indexed by finished_failures
+          from finished indexed by finished_error_groups
          where id < ?1
-           and failure = ?2
-           and failure is not null
+           and error_group = ?2
+           and error_group is not null
          order by id desc";
     match (walk, filter.status(), filter.failure) {
         (Walk::Jobs, _, _) if filter.needs_request() => (JOBS_WITH_REQUEST, Value::Null),
@@ -487,7 +487,7 @@ fn has_error(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: Jo
 /// The index has led to the finished jobs. The others are compared here.
 fn has_failure(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, id: JobId) -> Sql<bool> {
     const NEWEST: &str = "
-        select failure
+        select error_group
           from attempts
          where job = ?1
            and error is not null

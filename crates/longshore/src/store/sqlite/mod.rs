@@ -12,12 +12,12 @@
 //! | `claim` | leasing due jobs |
 //! | `lease` | live leases: progress, checkpoints |
 //! | `steps`, `settle` | journaled steps; storing how attempts end |
-//! | `workers` | registration, heartbeats |
+//! | `workers` | heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `events`, `queues` | operators' commands on jobs; events; queue settings |
+//! | `operate`, `events`, `queues` | operators' commands on jobs; events; lists of queues |
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
-//! | `schedules`, `retain` | cron; retention and tallies |
-//! | `tokens`, `kinds` | API tokens; schemas and defaults of kinds |
+//! | `retain` | retention and tallies |
+//! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
 //! | `tx`, `engine` | a transaction and its errors; the writing and the reading threads |
 
 use std::path::PathBuf;
@@ -34,33 +34,31 @@ mod advance;
 mod check;
 mod claim;
 mod claim_groups;
+mod db;
 mod engine;
 mod enqueue;
 mod events;
-mod failures;
 mod flows;
 mod groups;
-mod history;
 mod inspect;
-mod kinds;
 mod lease;
 mod migrate;
+mod moves;
 mod operate;
 mod operate_flows;
-mod operations;
 mod queues;
 mod recover;
 mod reopen;
 mod retain;
-mod schedules;
 mod settle;
 mod stats;
 mod steps;
 mod store;
-mod tokens;
 mod turns;
 mod tx;
 mod workers;
+
+pub(crate) use tx::Fault;
 
 #[cfg(test)]
 mod tests;

@@ -398,10 +398,10 @@ pub(super) fn dead_letters(tx: &Tx<'_>, filter: &DeadFilter) -> Sql<Vec<JobId>> 
          limit ?4";
     const OF_GROUP: &str = "
         select f.id
-          from finished f indexed by finished_failures
+          from finished f indexed by finished_error_groups
           join jobs j on j.id = f.id
-         where f.failure = ?5
-           and f.failure is not null   -- required to use the partial index
+         where f.error_group = ?5
+           and f.error_group is not null   -- required to use the partial index
            and f.id > ?1
            and (?2 is null or j.kind = ?2)
            and (?3 is null or j.queue = ?3)

@@ -1,4 +1,4 @@
-//! Queues: their settings, and the list that operators see.
+//! Queues: the list that operators see.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,64 +7,7 @@ use rusqlite::params;
 use super::claim_groups::rate;
 use super::stats::waiting;
 use super::tx::{Columns, Sql, Tx, instant};
-use crate::enqueue::check_name;
-use crate::error::Error;
-use crate::store::{QueueChange, QueueRecord, next_start};
-
-pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()> {
-    const SET: &str = "
-        insert into queues
-               (name, paused, max_running, rate, rate_ms, burst, group_max_running, group_rate, group_rate_ms,
-                group_burst)
-        values (?1, coalesce(?2, 0), ?4, ?6, ?7, ?8, ?10, ?12, ?13, ?14)
-            on conflict (name) do update
-           set paused = coalesce(?2, paused),
-               max_running = iif(?3, ?4, max_running),
-               rate = iif(?5, ?6, rate),
-               rate_ms = iif(?5, ?7, rate_ms),
-               burst = iif(?5, ?8, burst),
-               group_max_running = iif(?9, ?10, group_max_running),
-               group_rate = iif(?11, ?12, group_rate),
-               group_rate_ms = iif(?11, ?13, group_rate_ms),
-               group_burst = iif(?11, ?14, group_burst)";
-    // The settings of its groups have changed, so more of their jobs may start now.
-    const ADD_TURNS: &str = "
-        insert into turns (at, priority, queue, grp)
-        select ?2, priority, queue, grp
-          from turns
-         where queue = ?1
-         group by priority, queue, grp";
-    check_name("queue", name)?;
-    let limit = change.limit.flatten();
-    if limit == Some(0) {
-        let message = format!("queue `{name}`: limit must be at least 1; pause the queue to stop it");
-        return Err(Error::invalid("limit", message).into());
-    }
-    let (rate, group_rate) = (change.rate.flatten(), change.group_rate.flatten());
-    tx.execute(
-        SET,
-        params![
-            name,
-            change.paused,
-            change.limit.is_some(),
-            limit,
-            change.rate.is_some(),
-            rate.map(|rate| rate.starts),
-            rate.map(|rate| rate.period_ms as i64),
-            rate.map(|rate| rate.burst),
-            change.group_limit.is_some(),
-            change.group_limit.flatten(),
-            change.group_rate.is_some(),
-            group_rate.map(|rate| rate.starts),
-            group_rate.map(|rate| rate.period_ms as i64),
-            group_rate.map(|rate| rate.burst),
-        ],
-    )?;
-    if change.group_limit.is_some() || change.group_rate.is_some() {
-        tx.execute(ADD_TURNS, params![name, tx.now()?])?;
-    }
-    Ok(())
-}
+use crate::store::{QueueRecord, next_start};
 
 pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     const SETTINGS: &str = "

@@ -10,7 +10,6 @@ use serde_json::value::RawValue;
 use super::advance::note_end;
 use super::enqueue::{Ready, enqueue};
 use super::events::is_any_emitted;
-use super::failures::note_failure;
 use super::lease::raised_flags;
 use super::steps::save_waits;
 use super::turns::add_turn_of_freed;
@@ -19,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::failure::Fingerprint;
 use crate::job::{AttemptEnd, JobId, Outcome};
 use crate::lifecycle::{Finish, Leave, Requeue};
-use crate::store::{EndedBy, Lease, MAX_HISTORY, Settled, Settlement, clean};
+use crate::store::{EndedBy, FailureRecord, Lease, MAX_HISTORY, Settled, Settlement, clean};
 
 /// Ends each lease that is live. The tallies are written once for the whole batch.
 ///
@@ -137,7 +136,7 @@ fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
         record_attempt(tx, settlement, &held, what, error.as_deref())?;
     }
     if let (Some(failure), Some(error)) = (failure, &error) {
-        note_failure(tx, *failure, lease.id, &held.kind, error)?;
+        note_error(tx, *failure, lease.id, &held.kind, error)?;
     }
     match leave {
         Leave::Finish(end) => {
@@ -216,6 +215,16 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
     Ok(held)
 }
 
+/// Notes one failure. Only the beginning of its error is kept.
+fn note_error(tx: &Tx<'_>, group: Fingerprint, job: JobId, kind: &str, error: &str) -> Sql<()> {
+    const NOTE: &str = "
+        insert into error_notes (fingerprint, attempts, seen_at, job, kind, error)
+        values (?1, 1, ?2, ?3, ?4, ?5)";
+    let end = error.char_indices().nth(FailureRecord::MAX_ERROR).map_or(error.len(), |(end, _)| end);
+    tx.execute(NOTE, params![group.0, tx.now()?, job.0.as_bytes(), kind, &error[..end]])?;
+    Ok(())
+}
+
 fn record_attempt(
     tx: &Tx<'_>,
     Settlement { lease, failure, .. }: &Settlement,
@@ -224,7 +233,7 @@ fn record_attempt(
     error: Option<&str>,
 ) -> Sql<()> {
     const RECORD: &str = "
-        insert into attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error, failure, omitted)
+        insert into attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error, error_group, omitted)
         values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, nullif(?10, 0))";
     // A job with at most this many leases cannot have more rows.
     let omitted = if lease.lease_no > MAX_HISTORY { prune_history(tx, lease.id, error)? } else { 0 };
@@ -330,7 +339,7 @@ pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
     const INSERT: &str = "
         insert into finished
                (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-                interruptions, last_error, result, flow, skipped, failure)
+                interruptions, last_error, result, flow, skipped, error_group)
         values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
     tx.execute(
         INSERT,

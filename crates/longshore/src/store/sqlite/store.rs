@@ -12,13 +12,12 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, events, failures, flows, groups, history, inspect, kinds, lease, migrate,
-    operate, operate_flows, operations, queues, recover, retain, schedules, settle, stats, steps, tokens,
-    workers,
+    advance, check, claim, enqueue, events, flows, groups, inspect, lease, migrate, operate, operate_flows,
+    queues, recover, retain, settle, stats, steps, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
-use crate::job::{FlowId, JobId, JobRecord, OperationId, WorkerId};
+use crate::job::{FlowId, JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
 
@@ -167,11 +166,6 @@ impl Store for SqliteStore {
 
     // ---- workers ----------------------------------------------------------
 
-    async fn register(&self, worker: &NewWorker) -> Result<()> {
-        let worker = worker.clone();
-        self.engine.write(move |tx| workers::register(tx, &worker)).await
-    }
-
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
         let held = held.to_vec();
         self.engine.write(move |tx| workers::beat(tx, worker, &held)).await
@@ -179,31 +173,6 @@ impl Store for SqliteStore {
 
     async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
         self.engine.write(move |tx| workers::beat_and_list(tx, worker)).await
-    }
-
-    async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>> {
-        self.engine.read(move |tx| workers::registration(tx, worker)).await
-    }
-
-    async fn holds_outside(&self, worker: WorkerId, queues: &[String]) -> Result<bool> {
-        let queues = queues.to_vec();
-        self.engine.read(move |tx| workers::holds_outside(tx, worker, &queues)).await
-    }
-
-    async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
-        self.engine.read(move |tx| workers::leases(tx, worker)).await
-    }
-
-    async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>> {
-        self.engine.read(move |tx| workers::cancels(tx, worker)).await
-    }
-
-    async fn retire(&self, worker: WorkerId) -> Result<()> {
-        self.engine.write(move |tx| workers::retire(tx, worker)).await
-    }
-
-    async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
-        self.engine.read(move |tx| workers::workers(tx, threshold)).await
     }
 
     // ---- recover ----------------------------------------------------------
@@ -242,61 +211,6 @@ impl Store for SqliteStore {
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
         let filter = filter.clone();
         self.engine.read(move |tx| operate::dead_letters(tx, &filter)).await
-    }
-
-    // ---- operations -------------------------------------------------------
-
-    async fn put_operation(&self, operation: &NewOperation) -> Result<()> {
-        let operation = operation.clone();
-        self.engine.write(move |tx| operations::put_operation(tx, &operation)).await
-    }
-
-    async fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>> {
-        self.engine.read(move |tx| operations::operation(tx, id)).await
-    }
-
-    async fn operations(&self, filter: &OperationFilter) -> Result<Vec<OperationRecord>> {
-        let filter = filter.clone();
-        self.engine.read(move |tx| operations::operations(tx, &filter)).await
-    }
-
-    async fn take_operation(&self, holder: Holder, hold: Duration) -> Result<Option<HeldOperation>> {
-        // Almost always there is nothing to take, and nothing is written.
-        if !self.engine.read(operations::has_free_operation).await? {
-            return Ok(None);
-        }
-        self.engine.write(move |tx| operations::take_operation(tx, holder, hold)).await
-    }
-
-    async fn save_operation_step(
-        &self,
-        id: OperationId,
-        holder: Holder,
-        step: &OperationStep,
-    ) -> Result<Option<OperationState>> {
-        let step = step.clone();
-        self.engine.write(move |tx| operations::save_operation_step(tx, id, holder, &step)).await
-    }
-
-    async fn locked_jobs(&self, id: OperationId, before: Option<JobId>, limit: u32) -> Result<Vec<JobId>> {
-        self.engine.read(move |tx| operations::locked_jobs(tx, id, before, limit)).await
-    }
-
-    async fn end_operation(&self, id: OperationId, holder: Holder, error: Option<&str>) -> Result<bool> {
-        let error = error.map(str::to_owned);
-        self.engine.write(move |tx| operations::end_operation(tx, id, holder, error.as_deref())).await
-    }
-
-    async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
-        self.engine.write(move |tx| operations::stop_operation(tx, id)).await
-    }
-
-    async fn resume_operation(&self, id: OperationId) -> Result<Option<OperationState>> {
-        self.engine.write(move |tx| operations::resume_operation(tx, id)).await
-    }
-
-    async fn remove_operations(&self, limit: u32) -> Result<u64> {
-        self.engine.write(move |tx| operations::remove_operations(tx, limit)).await
     }
 
     // ---- events -----------------------------------------------------------
@@ -427,11 +341,6 @@ impl Store for SqliteStore {
 
     // ---- queues -----------------------------------------------------------
 
-    async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()> {
-        let (name, change) = (name.to_owned(), change.clone());
-        self.engine.write(move |tx| queues::set_queue(tx, &name, &change)).await
-    }
-
     async fn queues(&self) -> Result<Vec<QueueRecord>> {
         self.engine.read(queues::queues).await
     }
@@ -446,11 +355,6 @@ impl Store for SqliteStore {
     }
 
     // ---- groups -----------------------------------------------------------
-
-    async fn set_group(&self, queue: &str, group: &str, change: &GroupChange) -> Result<()> {
-        let (queue, group, change) = (queue.to_owned(), group.to_owned(), change.clone());
-        self.engine.write(move |tx| groups::set_group(tx, &queue, &group, &change)).await
-    }
 
     async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>> {
         let (queue, after) = (queue.to_owned(), after.to_owned());
@@ -524,71 +428,6 @@ impl Store for SqliteStore {
         self.engine.read(check::durability).await
     }
 
-    // ---- schedules --------------------------------------------------------
-
-    async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {
-        schedule.validate()?;
-        let schedule = schedule.clone();
-        self.engine.write(move |tx| schedules::put_schedule(tx, &schedule)).await
-    }
-
-    async fn schedules(&self) -> Result<Vec<Schedule>> {
-        self.engine.read(schedules::schedules).await
-    }
-
-    async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool> {
-        let name = name.to_owned();
-        self.engine.write(move |tx| schedules::set_ticking(tx, &name, ticking)).await
-    }
-
-    async fn remove_schedule(&self, name: &str) -> Result<bool> {
-        let name = name.to_owned();
-        self.engine.write(move |tx| schedules::remove_schedule(tx, &name)).await
-    }
-
-    async fn fire(
-        &self,
-        seen: &Schedule,
-        next: DateTime<Utc>,
-        fired: Option<DateTime<Utc>>,
-        jobs: &[ValidJob],
-    ) -> Result<Ticked> {
-        let (seen, jobs) = (seen.clone(), jobs.to_vec());
-        self.engine.write(move |tx| schedules::fire(tx, &seen, next, fired, &jobs)).await
-    }
-
-    // ---- failures ---------------------------------------------------------
-
-    async fn failures(&self, filter: &FailureFilter) -> Result<Vec<FailureRecord>> {
-        let filter = filter.clone();
-        self.engine.read(move |tx| failures::failures(tx, &filter)).await
-    }
-
-    async fn fold_failures(&self, step: u32) -> Result<u64> {
-        self.engine.write(move |tx| failures::fold_failures(tx, step)).await
-    }
-
-    // ---- history ----------------------------------------------------------
-
-    async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()> {
-        let measures = measures.to_vec();
-        self.engine.write(move |tx| history::put_measures(tx, &measures)).await
-    }
-
-    async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool> {
-        let samples = samples.to_vec();
-        self.engine.write(move |tx| history::put_samples(tx, &samples)).await
-    }
-
-    async fn measured(&self, filter: &HistoryFilter) -> Result<Vec<Measured>> {
-        let filter = filter.clone();
-        self.engine.read(move |tx| history::measured(tx, &filter)).await
-    }
-
-    async fn fold_measures(&self, step: u32) -> Result<u64> {
-        self.engine.write(move |tx| history::fold_measures(tx, step)).await
-    }
-
     // ---- retain -----------------------------------------------------------
 
     async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
@@ -598,54 +437,5 @@ impl Store for SqliteStore {
 
     async fn fold_tallies(&self, step: u32) -> Result<u64> {
         self.engine.write(move |tx| retain::fold_tallies(tx, step)).await
-    }
-
-    // ---- tokens -----------------------------------------------------------
-
-    async fn put_token(&self, token: &NewToken) -> Result<()> {
-        token.validate()?;
-        let token = token.clone();
-        self.engine.write(move |tx| tokens::put_token(tx, &token)).await
-    }
-
-    async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>> {
-        let hashes = hashes.to_vec();
-        self.engine.read(move |tx| tokens::tokens_by_hash(tx, &hashes)).await
-    }
-
-    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
-        self.engine.read(tokens::tokens).await
-    }
-
-    async fn revoke_token(&self, id: Uuid) -> Result<bool> {
-        self.engine.write(move |tx| tokens::revoke_token(tx, id)).await
-    }
-
-    async fn put_session(&self, session: &NewSession) -> Result<DateTime<Utc>> {
-        let session = *session;
-        self.engine.write(move |tx| tokens::put_session(tx, &session)).await
-    }
-
-    async fn remove_session(&self, hash: &[u8; 32]) -> Result<bool> {
-        let hash = *hash;
-        self.engine.write(move |tx| tokens::remove_session(tx, &hash)).await
-    }
-
-    // ---- kinds ------------------------------------------------------------
-
-    async fn put_kinds(&self, kinds: &[NewKind], queues: &KindQueues) -> Result<()> {
-        kinds.iter().try_for_each(NewKind::validate)?;
-        let (kinds, queues) = (kinds.to_vec(), queues.clone());
-        self.engine.write(move |tx| kinds::put_kinds(tx, &kinds, &queues)).await
-    }
-
-    async fn kinds(&self, filter: &KindFilter) -> Result<Vec<KindRecord>> {
-        let filter = filter.clone();
-        self.engine.read(move |tx| kinds::kinds(tx, &filter)).await
-    }
-
-    async fn remove_kind(&self, name: &str) -> Result<bool> {
-        let name = name.to_owned();
-        self.engine.write(move |tx| kinds::remove_kind(tx, &name)).await
     }
 }

@@ -30,6 +30,11 @@ impl<'c> Tx<'c> {
         Tx { conn, now: Cell::new(None) }
     }
 
+    /// The transaction, if its time is known.
+    pub(super) fn at(conn: &'c Connection, now: i64) -> Self {
+        Tx { conn, now: Cell::new(Some(now)) }
+    }
+
     pub(super) fn prepare(&self, sql: &str) -> Sql<CachedStatement<'c>> {
         Ok(self.conn.prepare_cached(sql)?)
     }
@@ -109,7 +114,6 @@ pub(super) trait Columns {
     fn outcome(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Outcome>;
     fn condition(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Condition>;
     fn list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Vec<String>>;
-    fn maybe_list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Vec<String>>>;
     fn json(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Box<RawValue>>>;
 }
 
@@ -158,13 +162,6 @@ impl Columns for Row<'_> {
         }
     }
 
-    fn maybe_list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Vec<String>>> {
-        match self.get_ref(column)? {
-            ValueRef::Null => Ok(None),
-            _ => self.list(column).map(Some),
-        }
-    }
-
     fn json(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Box<RawValue>>> {
         match self.get_ref(column)? {
             ValueRef::Null => Ok(None),
@@ -188,11 +185,9 @@ pub(super) fn stored_list(list: &[String]) -> Sql<Option<String>> {
     if list.is_empty() { Ok(None) } else { json_list(list).map(Some) }
 }
 
-pub(super) fn json_list(list: &[String]) -> Sql<String> {
+pub(super) fn json_list<T: serde::Serialize>(list: &[T]) -> Sql<String> {
     let json = serde_json::to_string(list);
-    json.map_err(|error| {
-        Error::internal("a list of strings cannot be encoded as JSON").with_source(error).into()
-    })
+    json.map_err(|error| Error::internal("a list cannot be encoded as JSON").with_source(error).into())
 }
 
 /// The result of database work.
@@ -201,7 +196,7 @@ pub(super) type Sql<T> = Result<T, Fault>;
 /// Why database work failed. Separate from [`Error`], so that no driver type enters
 /// the public API.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// The driver's error.
     Driver(rusqlite::Error),
     /// One of our own errors.

@@ -259,7 +259,7 @@ impl<'a> Queue<'a> {
         }
         if text.contains("{failure}") {
             self.dead().await;
-            while fixture.store().fold_failures(100).await.expect("fold") > 0 {}
+            while fixture.store().fold_error_groups(100).await.expect("fold") > 0 {}
             let groups = fixture.failures(&FailureFilter::default()).await.expect("failures");
             text = text.replace("{failure}", &groups[0].fingerprint.to_string());
         }

@@ -1,0 +1,192 @@
+//! Procedures, and the statements that both engines run, on Postgres.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::postgres::types::PgInterval;
+use sqlx::{Column as _, Row as _, TypeInfo as _, ValueRef as _};
+use uuid::Uuid;
+
+use super::PostgresStore;
+use super::run::Working;
+use super::tx::{self, Query, Tx};
+use crate::error::{Error, Result};
+use crate::store::db::{
+    Arg, Atomicity, Db, Engine, Expected, Fault, How, Locks, Row, Sql, Statement, Value, Work,
+};
+
+#[async_trait]
+impl Engine for PostgresStore {
+    async fn call<A, T>(&self, how: How, args: A, work: Work<A, T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let procedure = Procedure { how, args, work };
+        match how.expected {
+            Expected::QuickRead => self.run_read(procedure, run).await,
+            Expected::View => self.run_view(procedure, run).await,
+            Expected::Quick => self.run_quick(procedure, run).await,
+            Expected::WhileAwaited | Expected::ReadWhileAwaited => {
+                self.run_while_awaited(procedure, run).await
+            }
+            Expected::Slow => self.run(procedure, run).await,
+        }
+    }
+}
+
+struct Procedure<A, T> {
+    how: How,
+    args: A,
+    work: Work<A, T>,
+}
+
+fn run<'c, A, T>(tx: &'c mut Tx<'_>, procedure: &'c Procedure<A, T>) -> Working<'c, T>
+where
+    A: Send + Sync + 'static,
+    T: Send + 'static,
+{
+    let Procedure { how, args, work } = procedure;
+    Box::pin(async move {
+        let mut transaction = match how.atomicity {
+            Atomicity::Single => return Ok(work(tx, args).await?),
+            Atomicity::Together => tx.begin().await?,
+            Atomicity::TogetherIndexed => tx.begin_indexed().await?,
+        };
+        let mut tx = transaction.tx();
+        if let Locks::WaitUpTo(max_wait) = how.locks {
+            tx.limit_lock_waits(max_wait).await?;
+        }
+        let done = work(&mut tx, args).await?;
+        transaction.commit().await?;
+        Ok(done)
+    })
+}
+
+#[async_trait]
+impl Db for Tx<'_> {
+    async fn rows(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<Vec<Row>> {
+        let query = args.iter().fold(sqlx::query(self.sql(sql.for_postgres())), bind);
+        let rows = query.fetch_all(&mut *self.connection).await?;
+        let Some(first) = rows.first() else { return Ok(Vec::new()) };
+        let names: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
+        let types: Vec<Type> =
+            first.columns().iter().map(|column| Type::of(column.type_info().name())).collect();
+        let read = |row: &PgRow| -> sqlx::Result<Row> {
+            let values = types.iter().enumerate().map(|(nth, kind)| kind.value(row, nth));
+            Ok(Row { names: names.clone(), values: values.collect::<sqlx::Result<_>>()? })
+        };
+        Ok(rows.iter().map(read).collect::<sqlx::Result<_>>()?)
+    }
+
+    async fn execute(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<u64> {
+        let query = args.iter().fold(sqlx::query(self.sql(sql.for_postgres())), bind);
+        Ok(query.execute(&mut *self.connection).await?.rows_affected())
+    }
+
+    async fn lock(&mut self, name: &'static str) -> Sql<()> {
+        sqlx::query("select pg_advisory_xact_lock(hashtextextended($1, 0))")
+            .bind(self.fill(&format!("longshore.{name}")))
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(())
+    }
+}
+
+fn bind<'q>(query: Query<'q>, arg: &'q Arg<'_>) -> Query<'q> {
+    match arg {
+        Arg::Bool(value) => query.bind(value),
+        Arg::Int(value) => query.bind(value),
+        Arg::Text(value) => query.bind(value),
+        Arg::Bytes(value) => query.bind(value),
+        Arg::Id(value) => query.bind(value),
+        Arg::Time(value) => query.bind(value),
+        Arg::Span(value) => {
+            let microseconds = i64::try_from(value.as_micros()).unwrap_or(i64::MAX);
+            query.bind(PgInterval { months: 0, days: 0, microseconds })
+        }
+        Arg::Texts(value) => query.bind(value),
+        Arg::OptionalTexts(value) => query.bind(value),
+        Arg::Ids(value) => query.bind(value),
+        Arg::Times(value) => query.bind(value),
+        Arg::Ints(value) => query.bind(value),
+        Arg::Hashes(value) => query.bind(value.iter().map(|hash| hash.as_slice()).collect::<Vec<_>>()),
+    }
+}
+
+/// How a column is read. Decided once for all rows of a result.
+enum Type {
+    Bool,
+    Int2,
+    Int4,
+    Int8,
+    Bytes,
+    Id,
+    Time,
+    Ids,
+    Texts,
+    /// Also JSON and the types of the schema.
+    Text,
+}
+
+impl Type {
+    fn of(name: &str) -> Self {
+        match name {
+            "BOOL" => Type::Bool,
+            "INT2" => Type::Int2,
+            "INT4" => Type::Int4,
+            "INT8" => Type::Int8,
+            "BYTEA" => Type::Bytes,
+            "UUID" => Type::Id,
+            "TIMESTAMPTZ" => Type::Time,
+            "UUID[]" => Type::Ids,
+            "TEXT[]" => Type::Texts,
+            _ => Type::Text,
+        }
+    }
+
+    fn value(&self, row: &PgRow, nth: usize) -> sqlx::Result<Value> {
+        let value = match self {
+            Type::Bool => row.try_get::<Option<bool>, _>(nth)?.map(Value::Bool),
+            Type::Int2 => row.try_get::<Option<i16>, _>(nth)?.map(|value| Value::Int(value.into())),
+            Type::Int4 => row.try_get::<Option<i32>, _>(nth)?.map(|value| Value::Int(value.into())),
+            Type::Int8 => row.try_get::<Option<i64>, _>(nth)?.map(Value::Int),
+            Type::Bytes => row.try_get::<Option<Vec<u8>>, _>(nth)?.map(Value::Bytes),
+            Type::Id => row.try_get::<Option<Uuid>, _>(nth)?.map(Value::Id),
+            Type::Time => row.try_get::<Option<DateTime<Utc>>, _>(nth)?.map(Value::Time),
+            Type::Ids => row.try_get::<Option<Vec<Uuid>>, _>(nth)?.map(Value::Ids),
+            Type::Texts => row.try_get::<Option<Vec<String>>, _>(nth)?.map(Value::Texts),
+            Type::Text => {
+                let raw = row.try_get_raw(nth)?;
+                let text = (!raw.is_null()).then(|| raw.as_str().map(str::to_owned)).transpose();
+                text.map_err(sqlx::Error::Decode)?.map(Value::Text)
+            }
+        };
+        Ok(value.unwrap_or(Value::Null))
+    }
+}
+
+impl From<sqlx::Error> for Fault {
+    fn from(error: sqlx::Error) -> Self {
+        Fault::Postgres(error.into())
+    }
+}
+
+impl From<tx::Fault> for Fault {
+    fn from(fault: tx::Fault) -> Self {
+        Fault::Postgres(fault)
+    }
+}
+
+impl From<Fault> for tx::Fault {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Postgres(fault) => fault,
+            Fault::Ours(error) => tx::Fault::Ours(error),
+            #[cfg(feature = "sqlite")]
+            Fault::Sqlite(_) => tx::Fault::Ours(Error::internal("the fault is one of another engine")),
+        }
+    }
+}
