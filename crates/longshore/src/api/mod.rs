@@ -20,9 +20,9 @@ use std::time::Duration;
 use axum::Router;
 use utoipa_axum::routes;
 
+use crate::client::job_metrics;
+use crate::client::recovery::SweepOptions;
 use crate::client::{Client, UnknownKinds};
-use crate::job_metrics;
-use crate::recovery::SweepOptions;
 use crate::store::Scope;
 
 mod admission;

@@ -15,8 +15,8 @@ use super::widgets::{
 use super::{Frame, View, format, why};
 use crate::api::explain::Explanation;
 use crate::api::problem::{ApiResult, Problem};
-use crate::flow::Condition;
 use crate::job::{FlowId, JobId, JobRecord, Status};
+use crate::rules::flow::Condition;
 use crate::store::{FlowFilter, FlowRecord, FlowStatus, LinkRecord, TaskRecord};
 
 /// The number of flows on a page.

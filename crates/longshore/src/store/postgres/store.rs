@@ -18,10 +18,10 @@ use super::{
     advance, check, claim, enqueue, events, flows, groups, inspect, lease, migrate, operate, operate_flows,
     queues, recover, retain, settle, stats, steps, workers,
 };
-use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::lifecycle::State;
+use crate::rules::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
+use crate::rules::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]
