@@ -14,14 +14,20 @@
 //! }
 //! ```
 //!
-//! A bug in a statement outside a function, in a constant, a macro or an SQL file, is
-//! switched in the text: the statement contains both variants, and a [hook](HOOKS) in
-//! each engine chooses one before the database gets it. This also works for statements
-//! that are assembled from parts.
+//! A bug in a statement outside a function, in a static, a constant, a macro or an SQL
+//! file, is switched in the text: the statement contains both variants, and a
+//! [hook](HOOKS) in each engine chooses one before the database gets it. A statement of
+//! both engines is chosen before it is translated for SQLite. This also works for
+//! statements that are assembled from parts.
 //!
 //! Functions are found by their indentation, which rustfmt guarantees.
 
-use std::{collections::BTreeMap, fs, ops::Range, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    ops::Range,
+    path::Path,
+};
 
 use super::{
     list::Mutant,
@@ -41,7 +47,7 @@ pub(super) struct Hook {
 }
 
 /// Every statement passes one of these functions.
-const HOOKS: [Hook; 4] = [
+const HOOKS: [Hook; 5] = [
     Hook {
         file: "src/store/postgres/migrate.rs",
         function: "pub(super) fn sql(&self, text: &'static str) -> SqlStr {\n",
@@ -61,6 +67,12 @@ const HOOKS: [Hook; 4] = [
         file: "src/store/sqlite/tx.rs",
         function: "pub(super) fn prepare(&self, sql: &str) -> Sql<CachedStatement<'c>> {\n",
         line: "let sql = crate::mutant::sql(sql);\n",
+    },
+    // A translation of both variants together could take a marker for a part of a word.
+    Hook {
+        file: "src/store/db.rs",
+        function: "pub(super) fn for_sqlite(text: &str) -> String {\n",
+        line: "let text = crate::mutant::sql(text);\n",
     },
 ];
 
@@ -158,13 +170,46 @@ impl Site {
             if signature.contains("const fn ") {
                 return Err("a `const fn` cannot be switched; change its caller".into());
             }
-        } else if mutant.file.ends_with(".rs")
-            && [&text[range.clone()], &mutant.replace].iter().any(|part| part.contains('"'))
-        {
-            return Err("outside functions, only a part of a string literal can be switched".into());
+        } else if mutant.file.ends_with(".rs") {
+            if [&text[range.clone()], &mutant.replace].iter().any(|part| part.contains('"')) {
+                return Err("outside functions, only a part of a string literal can be switched".into());
+            }
+            check_arguments(text, &range, &mutant.replace)?;
         }
         Ok(Site { range, body: function.map(|function| function.body) })
     }
+}
+
+/// Checks that the statement still has the same arguments. SQLite refuses another number of them, and gives the time
+/// the number after the others, so every case would fail, whatever it checks.
+fn check_arguments(text: &str, range: &Range<usize>, replace: &str) -> Result<(), String> {
+    let item = enclosing_item(text, range);
+    let before = arguments(&text[item.clone()]);
+    let after = arguments(&[&text[item.start..range.start], replace, &text[range.end..item.end]].concat());
+    match before.symmetric_difference(&after).next() {
+        None => Ok(()),
+        Some(other) => Err(format!(
+            "only one of the two statements has the argument `{other}`; write for example `{other} is not null`"
+        )),
+    }
+}
+
+/// The item outside functions that contains the range. Only its first and its last line are not indented.
+fn enclosing_item(text: &str, range: &Range<usize>) -> Range<usize> {
+    let lines = || [0].into_iter().chain(text.match_indices('\n').map(|(end, _)| end + 1));
+    let is_outer = |line: &usize| text[*line..].starts_with(|c: char| !c.is_whitespace());
+    let start = lines().filter(is_outer).take_while(|line| *line <= range.start).last();
+    let end = lines().filter(is_outer).find(|line| *line >= range.end);
+    start.unwrap_or_default()..end.unwrap_or(text.len())
+}
+
+/// The arguments in a part of a statement, such as `$1`, or `?1` on SQLite.
+fn arguments(text: &str) -> BTreeSet<String> {
+    let numbers = text.match_indices(['$', '?']).map(|(at, sign)| {
+        let number = text[at + 1..].chars().take_while(char::is_ascii_digit);
+        sign.chars().chain(number).collect::<String>()
+    });
+    numbers.filter(|argument| argument.len() > 1).collect()
 }
 
 struct Function {
@@ -351,6 +396,21 @@ mod tests {
         assert!(problem("fn f() -> impl A {\n    x\n}\n", "x").contains("returns `impl …`"));
         assert!(problem("pub const fn f() -> A {\n    x\n}\n", "x").contains("`const fn`"));
         assert!(problem("// fn\nconst A: &str = \"x\";\n", "\"x").contains("part of a string literal"));
+    }
+
+    #[test]
+    fn a_mutant_of_a_statement_keeps_its_arguments() {
+        let code = "static ONE: Statement = Statement::new(\n    \"a = $1 and ($12 is null\n     or b = $12)\",\n);\n\n\
+                    static TWO: Statement = Statement::new(\"c = $2 or c = ?3\");\n";
+        let problem =
+            |find: &str, replace: &str| switched(code, &[&mutant("static ONE", find, replace)]).err();
+        assert_eq!(problem("b = $12", "true"), None);
+        assert_eq!(problem("a = $1 ", "a <> $1 "), None);
+        assert_eq!(problem("c = $2", "c <> $2"), None);
+        let other = |find, replace| problem(find, replace).unwrap_or_default();
+        assert!(other("a = $1 and", "").contains("the argument `$1`"));
+        assert!(other("b = $12", "b = $2").contains("the argument `$2`"), "the one of the other statement");
+        assert!(other("or c = ?3", "").contains("the argument `?3`"));
     }
 
     #[test]

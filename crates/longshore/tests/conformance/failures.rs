@@ -77,17 +77,23 @@ async fn the_newest_failure_is_the_sample_of_its_group(fixture: Fixture) {
 
 async fn of_failures_at_one_time_that_of_the_latest_job_is_the_sample(fixture: Fixture) {
     let worker = fixture.worker().await;
-    fixture.add(job("mail")).await;
-    let last = fixture.add(job("mail")).await;
-    let claimed = fixture.claim(worker, 2).await;
-    // The earlier job fails last.
-    for (nth, job) in claimed.iter().enumerate().rev() {
-        fixture.must_finish(job, failed_with(&format!("timeout {nth}"), true)).await;
-    }
-    for _ in 0..2 {
-        let group = groups(&fixture).await.remove(0);
-        assert_eq!((group.job, group.error.as_str(), group.attempts), (last, "timeout 1", 2));
-        fold(&fixture).await;
+    for (attempts, fold_between) in [(2, false), (4, true)] {
+        fixture.add(job("mail")).await;
+        let last = fixture.add(job("mail")).await;
+        let claimed = fixture.claim(worker, 2).await;
+        // The earlier job fails last.
+        for (nth, job) in claimed.iter().enumerate().rev() {
+            fixture.must_finish(job, failed_with(&format!("timeout {nth}"), true)).await;
+            if fold_between {
+                fold(&fixture).await;
+            }
+        }
+        for _ in 0..2 {
+            let group = groups(&fixture).await.remove(0);
+            assert_eq!((group.job, group.error.as_str(), group.attempts), (last, "timeout 1", attempts));
+            fold(&fixture).await;
+        }
+        fixture.advance(SECOND).await;
     }
 }
 

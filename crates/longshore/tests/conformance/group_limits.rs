@@ -27,6 +27,8 @@ cases! {
     a_suspect_uses_the_room_of_its_group,
     the_limit_of_the_queue_covers_its_groups,
     a_changed_rate_does_not_wait_for_the_old_one,
+    a_changed_rate_of_all_groups_does_not_wait_for_the_old_one,
+    a_change_keeps_the_other_settings,
     a_rate_that_is_set_again_gives_no_new_burst,
     a_drain_waits_for_a_rate_unless_the_clock_is_stopped,
     a_drain_ends_while_rates_are_remembered_and_no_job_is_due,
@@ -276,6 +278,45 @@ async fn a_changed_rate_does_not_wait_for_the_old_one(fixture: Fixture) {
     assert_eq!(fixture.claim(worker, 9).await.len(), 0);
     fixture.advance(SECOND).await;
     assert_eq!(fixture.claim(worker, 9).await.len(), 1, "not a day after the first");
+}
+
+async fn a_changed_rate_of_all_groups_does_not_wait_for_the_old_one(fixture: Fixture) {
+    fixture.group_defaults("default", None, Some(Rate::per(1, DAY))).await.expect("defaults");
+    add(&fixture, "acme", 3).await;
+    let worker = fixture.worker_with(4000 * DAY).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 1);
+    fixture.advance(HOUR).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+    fixture.group_defaults("default", None, Some(Rate::per_second(1))).await.expect("defaults");
+    assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+    fixture.advance(SECOND).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 1, "not a day after the first");
+}
+
+async fn a_change_keeps_the_other_settings(fixture: Fixture) {
+    let (rate, other) = (Rate::per_second(5).burst(2), Rate::per(3, HOUR));
+    fixture.limit("default", Some(7)).await.expect("limit");
+    fixture.rate("default", Some(rate)).await.expect("rate");
+    fixture.group_defaults("default", Some(4), Some(other)).await.expect("defaults");
+    fixture.pause("default").await.expect("pause");
+    for limit in [7, 8] {
+        let queue = fixture.queues().await.expect("queues").remove(0);
+        assert_eq!((queue.paused, queue.limit, queue.rate), (true, Some(limit), Some(rate)));
+        assert_eq!((queue.group_limit, queue.group_rate), (Some(4), Some(other)));
+        fixture.limit("default", Some(8)).await.expect("limit");
+    }
+
+    for change in [
+        GroupChange { paused: Some(true), ..GroupChange::default() },
+        GroupChange { weight: Some(9), ..GroupChange::default() },
+        GroupChange { limit: Some(Some(3)), ..GroupChange::default() },
+        GroupChange { rate: Some(Some(other)), ..GroupChange::default() },
+        GroupChange { weight: Some(9), ..GroupChange::default() },
+    ] {
+        set(&fixture, "acme", change).await;
+    }
+    let group = fixture.group("default", "acme").await.expect("group").expect("it has settings");
+    assert_eq!((group.paused, group.limit, group.rate, group.weight), (true, Some(3), Some(other), 9));
 }
 
 async fn a_rate_that_is_set_again_gives_no_new_burst(fixture: Fixture) {

@@ -143,33 +143,37 @@ async fn history_can_be_read_with_less_detail_and_for_some_queues(fixture: Fixtu
 }
 
 async fn minutes_become_hours_and_are_removed_after_eight_days(fixture: Fixture) {
-    for jobs in [1, 3, 2] {
-        for _ in 0..jobs {
-            let claimed = fixture.running(job("mail").max_attempts(1)).await;
-            fixture.must_finish(&claimed, failed()).await;
-            fixture.add(job("sms").queue("waits")).await;
+    // A step takes values of one minute, or all.
+    for (step, waiting) in [(2, 6), (1000, 12)] {
+        let from = fixture.now().await;
+        for jobs in [1, 3, 2] {
+            for _ in 0..jobs {
+                let claimed = fixture.running(job("mail").max_attempts(1)).await;
+                fixture.must_finish(&claimed, failed()).await;
+                fixture.add(job("sms").queue("waits")).await;
+            }
+            sample(&fixture).await;
+            fixture.store_measures().await;
+            fixture.advance(MINUTE).await;
         }
-        sample(&fixture).await;
-        fixture.store_measures().await;
-        fixture.advance(MINUTE).await;
-    }
-    let minutes = since(&fixture, start()).await;
-    assert_eq!(rows(&minutes, What::Failed).len(), 3);
-    assert_eq!(minutes.iter().filter(|row| row.what == What::Depth && row.queue.is_empty()).count(), 3);
+        let minutes = since(&fixture, from).await;
+        assert_eq!(rows(&minutes, What::Failed).len(), 3);
+        assert_eq!(minutes.iter().filter(|row| row.what == What::Depth && row.queue.is_empty()).count(), 3);
 
-    fixture.advance(4 * HOUR).await;
-    while fixture.store().fold_measures(2).await.expect("fold") > 0 {
-        let failed: u64 = rows(&since(&fixture, start()).await, What::Failed).iter().map(|row| row.2).sum();
-        assert_eq!(failed, 6);
-    }
-    let hour = since(&fixture, start() + 2 * MINUTE).await;
-    assert_eq!(rows(&hour, What::Failed), [("default", "mail", 6)]);
-    let depth = hour.iter().find(|row| row.what == What::Depth && row.queue.is_empty()).expect("a depth");
-    assert_eq!(depth.value, 6, "the largest of the hour");
+        fixture.advance(4 * HOUR).await;
+        while fixture.store().fold_measures(step).await.expect("fold") > 0 {
+            let failed: u64 = rows(&since(&fixture, from).await, What::Failed).iter().map(|row| row.2).sum();
+            assert_eq!(failed, 6);
+        }
+        let hour = since(&fixture, from + 2 * MINUTE).await;
+        assert_eq!(rows(&hour, What::Failed), [("default", "mail", 6)]);
+        let depth = hour.iter().find(|row| row.what == What::Depth && row.queue.is_empty()).expect("a depth");
+        assert_eq!(depth.value, waiting, "the largest of the hour");
 
-    fixture.advance(9 * DAY).await;
-    while fixture.store().fold_measures(2).await.expect("fold") > 0 {}
-    assert_eq!(since(&fixture, start()).await, []);
+        fixture.advance(9 * DAY).await;
+        while fixture.store().fold_measures(step).await.expect("fold") > 0 {}
+        assert_eq!(since(&fixture, from).await, []);
+    }
 }
 
 async fn numbers_that_cannot_be_stored_are_stored_later(fixture: Fixture) {

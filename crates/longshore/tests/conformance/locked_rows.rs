@@ -31,6 +31,7 @@ cases! {
     a_locked_member_does_not_delay_the_cancel_of_the_others,
     locked_jobs_do_not_delay_the_others_of_their_operation,
     many_locked_jobs_do_not_delay_the_others_of_their_operation,
+    a_pass_of_upkeep_is_left_to_the_process_that_does_it,
 }
 
 /// More than the pool has connections.
@@ -437,4 +438,22 @@ async fn many_locked_jobs_do_not_delay_the_others_of_their_operation(fixture: Fi
     assert_eq!(fixture.status(oldest).await, Status::Queued);
     assert_eq!(fixture.count(Status::Cancelled).await, 1004);
     assert_eq!(fixture.query_number("select count(*) from operation_locked", None).await, 0);
+}
+
+async fn a_pass_of_upkeep_is_left_to_the_process_that_does_it(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").max_attempts(1)).await;
+    fixture.must_finish(&claimed, failed()).await;
+    fixture.store_measures().await;
+    fixture.advance(4 * HOUR).await;
+    let passes = async || {
+        let store = fixture.store();
+        let groups = store.fold_error_groups(9).await.expect("fold_error_groups");
+        let measures = store.fold_measures(9).await.expect("fold_measures");
+        [groups, measures, store.fold_tallies(9).await.expect("fold_tallies")]
+    };
+    let lock = open_transaction(&fixture, "select 1 from upkeep for update").await;
+    assert_eq!(in_time(passes()).await, [0, 0, 0]);
+    roll_back(lock).await;
+    let folded = passes().await;
+    assert!(folded.iter().all(|rows| *rows > 0), "{folded:?}");
 }
