@@ -47,7 +47,7 @@ impl Enqueued {
     }
 }
 
-/// What [`Store::enqueue`](crate::store::Store::enqueue) stored.
+/// What [`enqueue`](crate::store::Enqueue::enqueue) stored.
 #[derive(Clone, Debug)]
 pub struct EnqueuedBatch {
     /// One result per job, in the order given.

@@ -116,6 +116,28 @@ impl<E: Engine> GroupSettings for E {
     }
 }
 
+/// The groups as operators see them.
+#[async_trait]
+pub trait Groups {
+    /// Lists up to `limit` groups of a queue that have settings, waiting jobs or running jobs,
+    /// ordered by name, after the name `after`.
+    async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>>;
+
+    /// Returns one group, as [`groups`](Self::groups) does; `None` if it has neither settings nor
+    /// live jobs.
+    async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>>;
+
+    /// Finds up to `limit` groups whose names contain the text, in these queues (`None`: in all), first
+    /// the one with exactly this name, then shorter names. The case of ASCII letters does not matter. Looks
+    /// at a bounded number of groups.
+    async fn find_groups(&self, text: &str, queues: Option<&[String]>, limit: u32)
+    -> Result<Vec<FoundGroup>>;
+
+    /// Returns the place of a group among those whose turn it is at this priority; `None` if it
+    /// is not its turn. Reads up to 1,000 turns.
+    async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>>;
+}
+
 static SET_GROUP: Statement = Statement::new(
     "
     insert into longshore.groups as g (queue, name, paused, max_running, weight, rate, rate_ms, burst)

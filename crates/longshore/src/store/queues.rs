@@ -89,6 +89,23 @@ impl<E: Engine> QueueSettings for E {
     }
 }
 
+/// The queues as operators see them.
+#[async_trait]
+pub trait Queues {
+    /// Lists the queues that have settings, waiting jobs or running jobs, ordered by
+    /// name. Numbers of waiting jobs up to 10,000 per queue are exact (1,000 if there are
+    /// very many queues); larger ones may be estimates, within about 20 %.
+    async fn queues(&self) -> Result<Vec<QueueRecord>>;
+
+    /// Counts the waiting jobs of one queue, up to `limit`. Reads as many index entries
+    /// as it counts.
+    async fn depth(&self, queue: &str, limit: u64) -> Result<u64>;
+
+    /// Lists the queues with waiting jobs, due or not, ordered by name. Costs one index
+    /// probe per queue, however many jobs wait.
+    async fn waiting_queues(&self) -> Result<Vec<String>>;
+}
+
 static SET_QUEUE: Statement = Statement::new(
     "
     insert into longshore.queues as q

@@ -1,13 +1,53 @@
 //! Groups: the list that operators see, and their place in line.
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
+use super::PostgresStore;
 use super::claim_groups::rate;
 use super::queues::find_waiting_queues;
 use super::tx::{Sql, Tx};
-use crate::store::{FoundGroup, GroupRecord, PlaceInLine, next_start};
+use crate::error::Result;
+use crate::store::{FoundGroup, GroupRecord, Groups, PlaceInLine, next_start};
+
+#[async_trait]
+impl Groups for PostgresStore {
+    async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>> {
+        self.run_read((queue.to_owned(), after.to_owned(), limit), |tx, (queue, after, limit)| {
+            Box::pin(groups(tx, queue, after, *limit))
+        })
+        .await
+    }
+
+    async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>> {
+        self.run_read((queue.to_owned(), group.to_owned()), |tx, (queue, group)| {
+            Box::pin(self::group(tx, queue, group))
+        })
+        .await
+    }
+
+    async fn find_groups(
+        &self,
+        text: &str,
+        queues: Option<&[String]>,
+        limit: u32,
+    ) -> Result<Vec<FoundGroup>> {
+        self.run_read(
+            (text.to_owned(), queues.map(<[String]>::to_vec), limit),
+            |tx, (text, queues, limit)| Box::pin(find_groups(tx, text, queues.as_deref(), *limit)),
+        )
+        .await
+    }
+
+    async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>> {
+        self.run_read((queue.to_owned(), group.to_owned(), priority), |tx, (queue, group, priority)| {
+            Box::pin(place_in_line(tx, queue, group, *priority))
+        })
+        .await
+    }
+}
 
 /// The columns of a [`GroupRecord`]; `page` has the names of the groups.
 macro_rules! group_columns {

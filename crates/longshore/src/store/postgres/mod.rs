@@ -5,7 +5,7 @@
 //!
 //! | File | Owns |
 //! |---|---|
-//! | `store` | the [`Store`] operations, each passed to the file below |
+//! | `store` | the operations of [`Store`] that have no trait of their own, each passed to its file |
 //! | `migrate` | the schema's name, its migrations and its clock |
 //! | `enqueue` | storing new jobs; keys |
 //! | `claim`, `claim_sql` | leasing due jobs; the statements of a claim |
@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::{Fenced, Lease, NewFlow, PutFlow, Store};
+use super::{Checks, Fenced, Lease, NewFlow, PutFlow, Store};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use migrate::{DEFAULT_SCHEMA, Schema};

@@ -1,11 +1,29 @@
 //! Queues: the list that operators see.
 
+use async_trait::async_trait;
 use sqlx::Row;
 
+use super::PostgresStore;
 use super::claim_groups::rate;
 use super::stats::sample;
 use super::tx::{Sql, Tx};
-use crate::store::{QueueRecord, next_start};
+use crate::error::Result;
+use crate::store::{QueueRecord, Queues, next_start};
+
+#[async_trait]
+impl Queues for PostgresStore {
+    async fn queues(&self) -> Result<Vec<QueueRecord>> {
+        self.run_read((), |tx, ()| Box::pin(queues(tx))).await
+    }
+
+    async fn depth(&self, queue: &str, limit: u64) -> Result<u64> {
+        self.run((queue.to_owned(), limit), |tx, (queue, limit)| Box::pin(depth(tx, queue, *limit))).await
+    }
+
+    async fn waiting_queues(&self) -> Result<Vec<String>> {
+        self.run((), |tx, ()| Box::pin(waiting_queues(tx))).await
+    }
+}
 
 /// The queues with waiting jobs that are not suspects, a first row with an empty name and a last
 /// row without a queue. Costs two index probes per queue, however many jobs wait.

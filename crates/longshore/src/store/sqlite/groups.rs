@@ -2,12 +2,43 @@
 
 use std::collections::BTreeSet;
 
+use async_trait::async_trait;
 use rusqlite::{Row, params};
 
+use super::SqliteStore;
 use super::claim_groups::rate;
 use super::queues::waiting_queues;
 use super::tx::{Columns, Sql, Tx, instant};
-use crate::store::{FoundGroup, GroupRecord, PlaceInLine, next_start};
+use crate::error::Result;
+use crate::store::{FoundGroup, GroupRecord, Groups, PlaceInLine, next_start};
+
+#[async_trait]
+impl Groups for SqliteStore {
+    async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>> {
+        let (queue, after) = (queue.to_owned(), after.to_owned());
+        self.engine.read(move |tx| groups(tx, &queue, &after, limit)).await
+    }
+
+    async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>> {
+        let (queue, group) = (queue.to_owned(), group.to_owned());
+        self.engine.read(move |tx| self::group(tx, &queue, &group)).await
+    }
+
+    async fn find_groups(
+        &self,
+        text: &str,
+        queues: Option<&[String]>,
+        limit: u32,
+    ) -> Result<Vec<FoundGroup>> {
+        let (text, queues) = (text.to_owned(), queues.map(<[String]>::to_vec));
+        self.engine.read(move |tx| find_groups(tx, &text, queues.as_deref(), limit)).await
+    }
+
+    async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>> {
+        let (queue, group) = (queue.to_owned(), group.to_owned());
+        self.engine.read(move |tx| place_in_line(tx, &queue, &group, priority)).await
+    }
+}
 
 /// Finds the groups with waiting jobs with one index probe each.
 pub(super) fn groups(tx: &Tx<'_>, queue: &str, after: &str, limit: u32) -> Sql<Vec<GroupRecord>> {

@@ -6,7 +6,7 @@
 //!
 //! | File | Owns |
 //! |---|---|
-//! | `store` | the [`Store`] operations, each passed to the file below |
+//! | `store` | the operations of [`Store`] that have no trait of their own, each passed to its file |
 //! | `migrate` | the migrations and the clock |
 //! | `enqueue` | storing new jobs; keys |
 //! | `claim` | leasing due jobs |
@@ -71,7 +71,7 @@ const OLDEST_SQLITE: i32 = 3_051_003;
 ///
 /// ```
 /// use longshore::NewJob;
-/// use longshore::store::{KeyWait, Store, sqlite::SqliteStore};
+/// use longshore::store::{Enqueue, KeyWait, Migrating, Store, sqlite::SqliteStore};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 /// let store = SqliteStore::open("sqlite::memory:").await?;
@@ -89,7 +89,7 @@ pub struct SqliteStore {
 
 impl SqliteStore {
     /// Opens `sqlite:PATH`, `sqlite://PATH` or `sqlite::memory:`. Creates a file that does
-    /// not exist, but no tables: call [`Store::migrate`] for those.
+    /// not exist, but no tables: call [`migrate`](super::Migrating::migrate) for those.
     pub async fn open(url: &str) -> Result<Self> {
         if rusqlite::version_number() < OLDEST_SQLITE {
             return Err(Error::schema(format!(

@@ -2,12 +2,31 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_trait::async_trait;
 use rusqlite::params;
 
+use super::SqliteStore;
 use super::claim_groups::rate;
 use super::stats::waiting;
 use super::tx::{Columns, Sql, Tx, instant};
-use crate::store::{QueueRecord, next_start};
+use crate::error::Result;
+use crate::store::{QueueRecord, Queues, next_start};
+
+#[async_trait]
+impl Queues for SqliteStore {
+    async fn queues(&self) -> Result<Vec<QueueRecord>> {
+        self.engine.read(queues).await
+    }
+
+    async fn depth(&self, queue: &str, limit: u64) -> Result<u64> {
+        let queue = queue.to_owned();
+        self.engine.read(move |tx| depth(tx, &queue, limit)).await
+    }
+
+    async fn waiting_queues(&self) -> Result<Vec<String>> {
+        self.engine.read(waiting_queues).await
+    }
+}
 
 pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     const SETTINGS: &str = "
