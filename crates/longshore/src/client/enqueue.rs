@@ -13,7 +13,7 @@ use crate::enqueue::{Enqueued, NewJob, StoredRequest, UniqueMode, ValidJob};
 use crate::error::Result;
 use crate::job::{JobId, JobRecord};
 use crate::retry::RetryPolicy;
-use crate::store::{KeyWait, NewFlow, PutFlow, Store};
+use crate::store::{CallerTransaction, KeyWait};
 
 impl Client {
     /// Enqueues one job. When the returned value is awaited, the job is stored durably.
@@ -102,20 +102,6 @@ impl Client {
         self.finish_advancing().await;
         self.notifier.flush().await;
     }
-}
-
-/// The caller's own transaction: `&mut sqlx::Transaction` or `&mut sqlx::PgConnection` for
-/// Postgres, `&rusqlite::Transaction` or `&rusqlite::Connection` for SQLite. Only the
-/// engines implement this trait.
-#[expect(async_fn_in_trait, reason = "only the engines implement it")]
-pub trait CallerTransaction {
-    /// Stores the jobs on the caller's connection.
-    #[doc(hidden)]
-    async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
-
-    /// Stores the flow on the caller's connection.
-    #[doc(hidden)]
-    async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow>;
 }
 
 /// One job to enqueue. Await it to store the job.

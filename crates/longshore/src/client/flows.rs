@@ -9,8 +9,9 @@ use serde::Serialize;
 use tracing::Instrument;
 use uuid::Uuid;
 
+use super::CallerTransaction;
 use super::Client;
-use super::enqueue::{CallerTransaction, batch_span};
+use super::enqueue::batch_span;
 use crate::enqueue::ValidJob;
 use crate::enqueue::{NewJob, check_name};
 use crate::error::{Error, Result};

@@ -43,9 +43,10 @@ pub(crate) mod settle;
 mod tokens;
 mod upkeep;
 
+pub use crate::store::CallerTransaction;
+pub use enqueue::Enqueueing;
 #[cfg(feature = "api")]
 pub(crate) use enqueue::batch_span;
-pub use enqueue::{CallerTransaction, Enqueueing};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use flows::JoinState;
 #[cfg(any(feature = "api", feature = "worker"))]

@@ -27,6 +27,7 @@ use crate::job::{FlowId, JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
+mod caller;
 mod check;
 mod claim;
 pub mod cursor;
@@ -61,6 +62,7 @@ mod upkeep;
 mod workers;
 
 pub use crate::enqueue::EnqueuedBatch;
+pub use caller::{CallerTransaction, EngineOf};
 pub use check::{CheckReport, Checks, Durability, Problem};
 pub use claim::{ClaimRequest, Claimed, Claiming, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
@@ -160,6 +162,7 @@ async fn open_engine(url: &str) -> Result<Arc<dyn Store>> {
 pub trait Store:
     Checks
     + Claiming
+    + EngineOf
     + Enqueue
     + ErrorGroups
     + GroupSettings
@@ -178,7 +181,6 @@ pub trait Store:
     + Stats
     + Tokens
     + Workers
-    + std::any::Any
     + Send
     + Sync
     + std::fmt::Debug

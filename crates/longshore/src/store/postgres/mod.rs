@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::{Checks, Fenced, Lease, NewFlow, PutFlow, Store};
+use super::{CallerTransaction, Checks, EngineOf, Fenced, Lease, NewFlow, PutFlow, Store};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use migrate::{DEFAULT_SCHEMA, Schema};
@@ -225,8 +225,19 @@ fn take_parameter(url: &str, name: &str, mut take: impl FnMut(&str) -> Result<()
     Ok(if rest.is_empty() { base.into() } else { format!("{base}?{}", rest.join("&")) })
 }
 
+impl EngineOf for PostgresStore {
+    fn as_postgres(&self) -> Option<&PostgresStore> {
+        Some(self)
+    }
+
+    #[cfg(feature = "sqlite")]
+    fn as_sqlite(&self) -> Option<&super::sqlite::SqliteStore> {
+        None
+    }
+}
+
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
-impl crate::client::CallerTransaction for &mut PgConnection {
+impl CallerTransaction for &mut PgConnection {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         Ok(enqueue::enqueue_in(&mut Tx::new(&own_engine(store)?.0, self), jobs).await?)
     }
@@ -237,8 +248,7 @@ impl crate::client::CallerTransaction for &mut PgConnection {
 }
 
 fn own_engine(store: &dyn Store) -> Result<&PostgresStore> {
-    let any: &dyn std::any::Any = store;
-    any.downcast_ref::<PostgresStore>().ok_or_else(|| {
+    store.as_postgres().ok_or_else(|| {
         Error::invalid(
             "transaction",
             "transaction: this is a Postgres transaction, but the client uses another engine",
@@ -246,7 +256,7 @@ fn own_engine(store: &dyn Store) -> Result<&PostgresStore> {
     })
 }
 
-impl crate::client::CallerTransaction for &mut sqlx::Transaction<'_, sqlx::Postgres> {
+impl CallerTransaction for &mut sqlx::Transaction<'_, sqlx::Postgres> {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let connection: &mut PgConnection = self;
         connection.enqueue(store, jobs).await

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 
 use rusqlite::Connection;
 
-use super::{NewFlow, PutFlow, Store};
+use super::{CallerTransaction, EngineOf, NewFlow, PutFlow, Store};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use engine::{Engine, Location};
@@ -129,8 +129,19 @@ fn location(url: &str) -> Result<Location> {
     Ok(Location::File(path))
 }
 
+impl EngineOf for SqliteStore {
+    #[cfg(feature = "postgres")]
+    fn as_postgres(&self) -> Option<&super::postgres::PostgresStore> {
+        None
+    }
+
+    fn as_sqlite(&self) -> Option<&SqliteStore> {
+        Some(self)
+    }
+}
+
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
-impl crate::client::CallerTransaction for &Connection {
+impl CallerTransaction for &Connection {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         own_engine(store)?;
         Ok(enqueue::enqueue_in(&Tx::new(self), jobs)?)
@@ -143,8 +154,7 @@ impl crate::client::CallerTransaction for &Connection {
 }
 
 fn own_engine(store: &dyn Store) -> Result<&SqliteStore> {
-    let any: &dyn std::any::Any = store;
-    any.downcast_ref::<SqliteStore>().ok_or_else(|| {
+    store.as_sqlite().ok_or_else(|| {
         Error::invalid(
             "transaction",
             "transaction: this is an SQLite transaction, but the client uses another engine",
@@ -152,7 +162,7 @@ fn own_engine(store: &dyn Store) -> Result<&SqliteStore> {
     })
 }
 
-impl crate::client::CallerTransaction for &rusqlite::Transaction<'_> {
+impl CallerTransaction for &rusqlite::Transaction<'_> {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let connection: &Connection = self;
         connection.enqueue(store, jobs).await
