@@ -77,7 +77,7 @@ pub use flows::{
 };
 pub(crate) use flows::{FLOW_EVENT, flow_event, warn_of_refused_flow};
 pub(crate) use groups::next_start;
-pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSettings, Groups, PlaceInLine};
+pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSearch, Groups, PlaceInLine};
 pub(crate) use history::bucket_of;
 pub use history::{Detail, History, HistoryFilter, Measured, NewMeasure, What};
 pub(crate) use inspect::{
@@ -96,7 +96,7 @@ pub use operations::{
     Action, Executor, JobFilter, NewOperation, OperationFilter, OperationRecord, OperationState,
     OperationStep, Operations, Selection, TakenOperation,
 };
-pub use queues::{QueueChange, QueueRecord, QueueSettings, Queues};
+pub use queues::{QueueChange, QueueList, QueueRecord, Queues};
 pub use recover::{Interrupted, Interruptor, Recovered, Recovery, SweepScope};
 pub use retain::{Retained, Retaining, Retention};
 pub use schedules::{Schedule, Schedules, Ticked, Ticking};
@@ -165,14 +165,14 @@ pub trait Store:
     + EngineOf
     + Enqueue
     + ErrorGroups
-    + GroupSettings
+    + GroupSearch
     + Groups
     + History
     + Kinds
     + Migrating
     + Notifying
     + Operations
-    + QueueSettings
+    + QueueList
     + Queues
     + Recovery
     + Retaining

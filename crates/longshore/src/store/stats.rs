@@ -68,7 +68,7 @@ pub struct Tallied {
 #[async_trait]
 pub trait Stats {
     /// Counts the jobs in each status, ordered by queue, kind and status. Waiting jobs of a queue are
-    /// counted exactly or estimated as by [`queues`](super::Queues::queues).
+    /// counted exactly or estimated as by [`queues`](super::QueueList::queues).
     async fn counts(&self) -> Result<Vec<Count>>;
 
     /// Returns the age of the oldest due job, per queue. Queues without a due job are

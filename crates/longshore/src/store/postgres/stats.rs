@@ -10,10 +10,10 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::PostgresStore;
-use super::queues::find_waiting_queues;
 use super::tx::{Sql, Tx};
 use crate::error::Result;
 use crate::job::{JobId, Outcome, Status};
+use crate::store::queues::find_waiting_queues;
 use crate::store::{Ahead, Count, HistoryFilter, Stats, Tallied, Tally, add_up, in_order, start_of};
 
 #[async_trait]
