@@ -9,10 +9,11 @@ use chrono::{DateTime, Utc};
 use tracing::Instrument;
 
 use super::Client;
-use crate::enqueue::{Enqueued, NewJob, StoredRequest, UniqueMode, ValidJob};
+use super::lanes::StoredRequest;
 use crate::error::Result;
 use crate::job::{JobId, JobRecord};
-use crate::retry::RetryPolicy;
+use crate::rules::enqueue::{Enqueued, NewJob, UniqueMode, ValidJob};
+use crate::rules::retry::RetryPolicy;
 use crate::store::{CallerTransaction, KeyWait};
 
 impl Client {
@@ -101,6 +102,14 @@ impl Client {
         // First, because it may release jobs.
         self.finish_advancing().await;
         self.notifier.flush().await;
+    }
+}
+
+impl Enqueued {
+    /// Reads the whole job. To get it from the enqueue itself, which costs no further query
+    /// for a new job, use [`returning_job`](crate::Enqueueing::returning_job).
+    pub async fn job(&self, client: &Client) -> Result<JobRecord> {
+        client.get(self.id).await
     }
 }
 

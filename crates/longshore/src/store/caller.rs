@@ -2,8 +2,8 @@
 //! which engine the store is.
 
 use super::{NewFlow, PutFlow, Store};
-use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::Result;
+use crate::rules::enqueue::{Enqueued, ValidJob};
 
 /// The caller's own transaction: `&mut sqlx::Transaction` or `&mut sqlx::PgConnection` for
 /// Postgres, `&rusqlite::Transaction` or `&rusqlite::Connection` for SQLite. Only the

@@ -13,8 +13,8 @@ use std::fmt;
 use async_trait::async_trait;
 use serde::Serialize;
 
-use crate::enqueue::Options;
 use crate::error::Result;
+use crate::rules::enqueue::Options;
 
 /// The result of [`check`](Checks::check).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

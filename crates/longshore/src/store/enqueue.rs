@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::error::Result;
+use crate::rules::enqueue::{EnqueuedBatch, ValidJob};
 
 /// Storing new jobs.
 #[async_trait]

@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 
 use super::Store;
 use crate::error::{Error, Result};
-use crate::failure::Fnv;
+use crate::rules::fingerprint::Fnv;
 
 /// The schema version that this build supports, the same on both engines.
 pub const SCHEMA_VERSION: i64 = 1;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::HistoryFilter;
 use crate::error::Result;
 use crate::job::{JobId, Outcome, Status};
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::lifecycle::FAR_FUTURE;
 
 /// The number of jobs of one queue and kind in one status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -20,12 +20,12 @@ use super::claim_sql::{
 };
 use super::run::Mode;
 use super::tx::{Fault, Query, Sql, Tx};
-use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId, WorkerId};
+use crate::rules::enqueue::Options;
+use crate::rules::turns::Rate;
 use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claiming, Claims, Lease, Suspects, shared};
-use crate::turns::Rate;
 
 #[async_trait]
 impl Claiming for PostgresStore {

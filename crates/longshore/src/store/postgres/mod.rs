@@ -30,8 +30,8 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::{CallerTransaction, Checks, EngineOf, Fenced, Lease, NewFlow, PutFlow, Store};
-use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
+use crate::rules::enqueue::{Enqueued, ValidJob};
 use migrate::{DEFAULT_SCHEMA, Schema};
 use tx::Tx;
 

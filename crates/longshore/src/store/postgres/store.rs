@@ -6,13 +6,12 @@ use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::PostgresStore;
 use super::run::{LockWait, Mode, Work};
-use super::{advance, events, flows, inspect, lease, operate, operate_flows, steps, workers};
-use crate::enqueue::{MAX_PAYLOAD, check_json};
+use super::{PostgresStore, advance, events, flows, inspect, lease, operate, operate_flows, steps, workers};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::lifecycle::State;
+use crate::rules::enqueue::{MAX_PAYLOAD, check_json};
+use crate::rules::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::{Sql, Tx};
 use crate::error::Result;
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::lifecycle::FAR_FUTURE;
 use crate::store::Checks;
 use crate::store::check::{CheckReport, Dialect, Durability, OPTIONS, faults, unreadable_options};
 

@@ -19,12 +19,12 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::claim_groups::rate;
 use super::tx::{Columns, Fault, Sql, Tx, instant};
-use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
+use crate::rules::enqueue::Options;
+use crate::rules::turns::Rate;
 use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claiming, Claims, Lease, Suspects, shared};
-use crate::turns::Rate;
 
 #[async_trait]
 impl Claiming for SqliteStore {

@@ -8,12 +8,13 @@ use super::SqliteStore;
 use super::steps::delete_progress;
 use super::turns::add_turn;
 use super::tx::{Columns, Fault, Sql, Tx, instant, stored_list};
-use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
 use crate::error::Result;
 use crate::job::{FlowId, JobId};
-use crate::keys::{self, Decision, Holders, Owner, RunAt};
-use crate::lifecycle::FAR_FUTURE;
-use crate::store::{Enqueue, KeyWait, NewMember, millis};
+use crate::rules::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
+use crate::rules::keys::{self, Decision, Holders, Owner, RunAt};
+use crate::rules::lifecycle::FAR_FUTURE;
+use crate::rules::retry::millis;
+use crate::store::{Enqueue, KeyWait, NewMember};
 
 #[async_trait]
 impl Enqueue for SqliteStore {

@@ -25,8 +25,8 @@ use std::path::PathBuf;
 use rusqlite::Connection;
 
 use super::{CallerTransaction, EngineOf, NewFlow, PutFlow, Store};
-use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
+use crate::rules::enqueue::{Enqueued, ValidJob};
 use engine::{Engine, Location};
 use tx::Tx;
 

@@ -9,11 +9,11 @@ use rusqlite::{Row, params};
 use super::SqliteStore;
 use super::settle::end_alone;
 use super::tx::{Columns, HOUR, Sql, Tx, micros};
-use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{LeaseFlags, Running};
-use crate::retry::RetryPolicy;
+use crate::rules::enqueue::Options;
+use crate::rules::lifecycle::{LeaseFlags, Running};
+use crate::rules::retry::RetryPolicy;
 use crate::store::{
     EndedBy, Interrupted, Interruptor, Recovered, Recovery, Settlement, SweepScope, warn_of_refused_worker,
 };

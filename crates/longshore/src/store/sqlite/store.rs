@@ -6,12 +6,11 @@ use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::SqliteStore;
-use super::{advance, events, flows, inspect, lease, operate, operate_flows, steps, workers};
-use crate::enqueue::{MAX_PAYLOAD, check_json};
+use super::{SqliteStore, advance, events, flows, inspect, lease, operate, operate_flows, steps, workers};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::lifecycle::State;
+use crate::rules::enqueue::{MAX_PAYLOAD, check_json};
+use crate::rules::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]
