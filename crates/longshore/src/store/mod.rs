@@ -1,17 +1,14 @@
-//! The storage contract: the operations that every engine implements, in the order
-//! of a job's life. There are two engines, Postgres and SQLite, and one conformance
-//! suite that runs against both.
+//! The storage contract: one trait for each area, in the file of the area, and [`Store`], which sums them up. There are
+//! two engines, Postgres and SQLite, and one conformance suite that runs against both.
 //!
 //! An engine stores transitions; it does not choose them.
 //! [`lifecycle`](crate::rules::lifecycle) decides what happens to a job. Every transition
 //! names the state it was decided from, and the engine refuses it if the job is no
 //! longer in that state.
 //!
-//! Most procedures are written once: their files have the trait of the area, its arguments
-//! and results, and the statements, which run on both engines through the [layer](db). The
-//! sections of the trait here name the others: `postgres/claim.rs` and `sqlite/claim.rs`
-//! store a claim, and `claim.rs` in this folder has its arguments and results. A few
-//! types that belong to no file of their own are here, such as `KeyWait`.
+//! Most procedures are written once: the file of the area also has the statements, which run on both engines through
+//! the [layer](db). The engines implement the other traits, in files of the same names: `claim.rs` in this folder has the
+//! trait of a claim, its arguments and results, and `postgres/claim.rs` and `sqlite/claim.rs` store it.
 
 use std::sync::Arc;
 

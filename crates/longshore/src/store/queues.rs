@@ -172,26 +172,36 @@ pub(super) fn storable_limit(change: Option<Option<u32>>) -> Option<u32> {
     change.flatten().map(|limit| limit.min(i32::MAX as u32))
 }
 
-/// Suspects and jobs with a group have indexes of their own.
+/// Suspects and jobs with a group have indexes of their own. Without the orders, Postgres may read a whole index into a
+/// bitmap.
 static DEPTH: Statement = Statement::new(
     "
     select count(*) as waiting
       from (select 1
-              from longshore.ready
-             where queue = $1
-               and interruptions = 0
-               and grp is null
+              from (select 1
+                      from longshore.ready
+                     where queue = $1
+                       and interruptions = 0
+                       and grp is null
+                     order by priority desc, run_at, id   -- the order of the index
+                     limit $2) as plain
              union all
             select 1
-              from longshore.ready
-             where queue = $1
-               and grp is not null
+              from (select 1
+                      from longshore.ready
+                     where queue = $1
+                       and grp is not null
+                     order by grp, priority desc, run_at, id
+                     limit $2) as grouped
              union all
             select 1
-              from longshore.ready
-             where queue = $1
-               and interruptions > 0
-               and grp is null
+              from (select 1
+                      from longshore.ready
+                     where queue = $1
+                       and interruptions > 0
+                       and grp is null
+                     order by priority desc, run_at, id
+                     limit $2) as suspects
              limit $2) as bounded",
 );
 

@@ -1,7 +1,7 @@
 //! The Postgres engine: any number of processes on any number of hosts share one
 //! database, version 14 or newer.
 //!
-//! This file opens the database. The other files, in the order of the trait:
+//! This file opens the database. The other files, in the order of a job's life:
 //!
 //! | File | Owns |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | `steps`, `step_in`, `settle` | journaled steps; steps in the user's transaction; storing how attempts end |
 //! | `workers` | heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `events`, `queues` | operators' commands on jobs; events; lists of queues |
+//! | `operate`, `events`, `queues`, `groups` | operators' commands on jobs; events; the list of queues; the search for groups |
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `retain` | retention and tallies |
 //! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |

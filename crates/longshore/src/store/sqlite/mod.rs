@@ -14,7 +14,7 @@
 //! | `steps`, `settle` | journaled steps; storing how attempts end |
 //! | `workers` | heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `events`, `queues` | operators' commands on jobs; events; lists of queues |
+//! | `operate`, `events`, `queues`, `groups` | operators' commands on jobs; events; the list of queues; the search for groups |
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `retain` | retention and tallies |
 //! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
