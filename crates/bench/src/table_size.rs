@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use longshore::store::ClaimCursor;
-use longshore::store::postgres::PostgresStore;
 use longshore::{Client, JobId, ListFilter, Status};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -306,8 +305,7 @@ impl FilledTables<'_> {
 
     async fn explain(&mut self, name: &str, kinds: Option<Vec<String>>) -> Result<()> {
         let claimer = Claimer::register(self.client, kinds, BATCH, ClaimCursor::default()).await?;
-        let any: &dyn std::any::Any = &**self.client.store();
-        let store = any.downcast_ref::<PostgresStore>().ok_or("the store is not Postgres")?;
+        let store = self.client.store().as_postgres().ok_or("the store is not Postgres")?;
         let plan = store.explain_claim(claimer.request()).await?;
         println!("\nclaim of {BATCH} jobs from the head, {name}:");
         let shown = plan.lines().filter(|line| self.options.plans || is_total(line));

@@ -14,14 +14,12 @@ use super::enqueue::batch_span;
 use crate::client::graph::{Flow, member_job};
 use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId};
-use crate::rules::enqueue::ValidJob;
-use crate::rules::enqueue::{NewJob, check_name};
+use crate::rules::enqueue::{NewJob, ValidJob, check_name};
 use crate::rules::flow::{MAX_MEMBERS, MAX_TASKS};
 use crate::rules::lifecycle::When;
-use crate::store::CallerTransaction;
 use crate::store::{
-    Added, FlowFilter, FlowRecord, NewChildren, NewFlow, NewMember, ParentRecord, Pending, PutFlow,
-    Retention, Spawned, TaskRecord,
+    Added, CallerTransaction, FlowFilter, FlowRecord, NewChildren, NewFlow, NewMember, ParentRecord, Pending,
+    PutFlow, Retention, Spawned, TaskRecord,
 };
 
 /// How many changes one step follows.

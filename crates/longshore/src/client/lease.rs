@@ -97,10 +97,10 @@ impl Client {
 
     // ---- claim -----------------------------------------------------------
 
-    /// Leases due jobs to a live worker, as [`Store::claim`] does. If the caller
+    /// Leases due jobs to a live worker, as [`Claiming::claim`] does. If the caller
     /// drops this future, the claim still completes and its jobs are released.
     ///
-    /// [`Store::claim`]: crate::store::Store::claim
+    /// [`Claiming::claim`]: crate::store::Claiming::claim
     pub async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
         // The cursor moves with the work. If the caller goes away or the claim
         // fails, an empty cursor stays behind, and the next claim starts at the

@@ -11,7 +11,7 @@
 //! the database which of its jobs are affected. If it is lost, the next heartbeat returns
 //! these jobs.
 //!
-//! The engine delivers notifications ([`Store::notify_local`], [`Store::notify_others`]).
+//! The engine delivers notifications ([`Notifying`](crate::store::Notifying)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};

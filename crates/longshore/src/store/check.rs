@@ -10,11 +10,13 @@ mod jobs;
 
 use std::fmt;
 
+use async_trait::async_trait;
 use serde::Serialize;
 
+use crate::error::Result;
 use crate::rules::enqueue::Options;
 
-/// The result of [`Store::check`](super::Store::check).
+/// The result of [`check`](Checks::check).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct CheckReport {
@@ -52,6 +54,17 @@ pub struct Durability {
     pub warnings: Vec<String>,
     /// Whether the database URL accepts the risks: `?durability=relaxed`.
     pub accepted: bool,
+}
+
+/// The consistency of the tables, and the durability of commits.
+#[async_trait]
+pub trait Checks {
+    /// Verifies, in one snapshot, that every job is in exactly one table, that keys
+    /// belong to live jobs and that the tallies match the rows. Changes nothing.
+    async fn check(&self) -> Result<CheckReport>;
+
+    /// Reports the settings of the database with which a crash may lose stored jobs.
+    async fn durability(&self) -> Result<Durability>;
 }
 
 /// A fault of the rows, with its statements in the words of [`Dialect`]. In the texts, `{0}` is the

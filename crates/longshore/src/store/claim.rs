@@ -5,11 +5,13 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Lease;
+use super::{ClaimCursor, Lease};
+use crate::error::Result;
 use crate::job::{FlowId, JobId, WorkerId};
 use crate::rules::enqueue::{DEFAULT_QUEUE, Options};
 use crate::rules::lifecycle::{Ending, LeaseFlags, Running};
@@ -84,6 +86,18 @@ pub struct Claims {
 impl Claims {
     /// No jobs.
     pub(crate) const NONE: Claims = Claims { jobs: Vec::new(), more: false, again_in: None };
+}
+
+/// Leasing due jobs.
+#[async_trait]
+pub trait Claiming {
+    /// Leases up to `request.limit` due jobs to a live worker and returns them,
+    /// ordered by priority across the worker's queues (highest first), then by
+    /// `run_at`. Takes nothing below the requested priority or from paused queues,
+    /// never exceeds the limit of a queue, and takes at most one job that was
+    /// interrupted before. Returns no jobs to a worker that is unknown or was declared
+    /// dead.
+    async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims>;
 }
 
 /// Returns `text`, sharing the memory of `last` if they are equal: the jobs of a claim

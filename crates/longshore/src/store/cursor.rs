@@ -76,7 +76,7 @@ const LATE_COMMIT: TimeDelta = TimeDelta::milliseconds(100);
 
 /// How far one claimer has read. Keep one per worker and pass it to every [`claim`].
 ///
-/// [`claim`]: super::Store::claim
+/// [`claim`]: super::Claiming::claim
 #[derive(Debug, Default)]
 pub struct ClaimCursor {
     /// What the segments were found for.

@@ -111,12 +111,14 @@ pub(super) enum Expected {
     ReadWhileAwaited,
     /// It may take long.
     Slow,
+    /// As `Slow`, and it only reads.
+    SlowRead,
 }
 
 impl Expected {
     #[cfg(feature = "sqlite")]
     pub(super) fn only_reads(self) -> bool {
-        matches!(self, Expected::QuickRead | Expected::View | Expected::ReadWhileAwaited)
+        matches!(self, Expected::QuickRead | Expected::View | Expected::ReadWhileAwaited | Expected::SlowRead)
     }
 }
 
@@ -152,6 +154,7 @@ impl How {
     pub(crate) const WHILE_AWAITED: How = How::new(Expected::WhileAwaited);
     pub(crate) const READ_WHILE_AWAITED: How = How::new(Expected::ReadWhileAwaited);
     pub(crate) const SLOW: How = How::new(Expected::Slow);
+    pub(crate) const SLOW_READ: How = How::new(Expected::SlowRead);
 
     /// Stores all statements together or none.
     pub(crate) const fn together(self) -> Self {

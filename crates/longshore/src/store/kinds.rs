@@ -12,8 +12,7 @@ use serde_json::value::RawValue;
 
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args, one};
 use crate::error::{Error, Result};
-use crate::rules::enqueue::MAX_SCHEMA;
-use crate::rules::enqueue::{check_json, check_name};
+use crate::rules::enqueue::{MAX_SCHEMA, check_json, check_name};
 
 /// The limits of the kinds that apply to single queues, counted once per queue: every process that enqueues keeps them in memory.
 const QUEUE_KINDS: KindLimits = KindLimits {

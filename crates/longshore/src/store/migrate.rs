@@ -3,6 +3,12 @@
 //! Each version has one script. Until the first release there is one version, whose script is edited in place. So the
 //! database also stores the revision of the scripts, and a build refuses tables of another one.
 
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+
+use super::Store;
 use crate::error::{Error, Result};
 use crate::rules::fingerprint::Fnv;
 
@@ -21,13 +27,39 @@ pub struct Migration {
     pub oldest_worker: i64,
 }
 
-/// What [`Store::migrate`](super::Store::migrate) did.
+/// What [`migrate`](Migrating::migrate) did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Migrated {
     /// The schema version before; 0 means there were no tables.
     pub from: i64,
     /// The schema version after.
     pub to: i64,
+}
+
+/// The tables, the clock, and further connections.
+#[async_trait]
+pub trait Migrating {
+    /// The migrations of this engine.
+    fn migrations(&self) -> &'static [Migration];
+
+    /// Runs the migrations that the tables still need and returns the versions before and
+    /// after. It can be interrupted and run again, and several processes can run it at the
+    /// same time. Fails if the tables are newer than the migrations, or made by another revision.
+    async fn migrate(&self, migrations: &'static [Migration]) -> Result<Migrated>;
+
+    /// Returns the version of the tables, or 0 if there are none.
+    async fn schema_version(&self) -> Result<i64>;
+
+    /// Returns the time on the engine's clock.
+    async fn now(&self) -> Result<DateTime<Utc>>;
+
+    /// Stops the engine's clock at `at`; `None` makes it run again. For tests: every
+    /// process that uses these tables sees the pinned time.
+    async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()>;
+
+    /// Returns a store for the same tables with its own connection, for
+    /// heartbeats, which must not wait behind other operations.
+    fn with_own_connection(&self) -> Arc<dyn Store>;
 }
 
 /// A row of the table `migrations`.

@@ -1,20 +1,16 @@
-//! The storage contract: the operations that every engine implements, in the order
-//! of a job's life. There are two engines, Postgres and SQLite, and one conformance
-//! suite that runs against both.
+//! The storage contract: one trait for each area, in the file of the area, and [`Store`], which sums them up. There are
+//! two engines, Postgres and SQLite, and one conformance suite that runs against both.
 //!
 //! An engine stores transitions; it does not choose them.
 //! [`lifecycle`](crate::rules::lifecycle) decides what happens to a job. Every transition
 //! names the state it was decided from, and the engine refuses it if the job is no
 //! longer in that state.
 //!
-//! Most procedures are written once: their files have the trait of the area, its arguments
-//! and results, and the statements, which run on both engines through the [layer](db). The
-//! sections of the trait here name the others: `postgres/claim.rs` and `sqlite/claim.rs`
-//! store a claim, and `claim.rs` in this folder has its arguments and results. A few
-//! types that belong to no file of their own are here, such as `KeyWait`.
+//! Most procedures are written once: the file of the area also has the statements, which run on both engines through
+//! the [layer](db). The engines implement the other traits, in files of the same names: `claim.rs` in this folder has the
+//! trait of a claim, its arguments and results, and `postgres/claim.rs` and `sqlite/claim.rs` store it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -24,13 +20,14 @@ use uuid::Uuid;
 use crate::BoxFuture;
 use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::rules::enqueue::ValidJob;
 use crate::rules::lifecycle::State;
 
+mod caller;
 mod check;
 mod claim;
 pub mod cursor;
 mod db;
+mod enqueue;
 mod error_groups;
 mod events;
 mod flows;
@@ -56,14 +53,15 @@ pub mod sqlite;
 mod stats;
 mod steps;
 mod tokens;
-mod transaction;
 mod upkeep;
 mod workers;
 
 pub use crate::rules::enqueue::EnqueuedBatch;
-pub use check::{CheckReport, Durability, Problem};
-pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
+pub use caller::{CallerTransaction, EngineOf};
+pub use check::{CheckReport, Checks, Durability, Problem};
+pub use claim::{ClaimRequest, Claimed, Claiming, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
+pub use enqueue::{Enqueue, KeyWait};
 pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
@@ -74,7 +72,7 @@ pub use flows::{
     NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
 };
 pub(crate) use groups::next_start;
-pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSettings, PlaceInLine};
+pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSearch, Groups, PlaceInLine};
 pub(crate) use history::bucket_of;
 pub use history::{Detail, History, HistoryFilter, Measured, NewMeasure, What};
 pub(crate) use inspect::{
@@ -86,25 +84,24 @@ pub(crate) use kinds::TOO_MANY_KINDS;
 pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, NewKind, Schemas};
 pub use lease::{Fenced, Lease};
 pub(crate) use migrate::{Applied, Scripts, older_workers_live};
-pub use migrate::{Migrated, Migration, SCHEMA_VERSION};
-pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
+pub use migrate::{Migrated, Migrating, Migration, SCHEMA_VERSION};
+pub use notices::{CancelNotices, EventNotices, Notice, Notifying, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
 pub use operations::{
     Action, Executor, JobFilter, NewOperation, OperationFilter, OperationRecord, OperationState,
     OperationStep, Operations, Selection, TakenOperation,
 };
-pub use queues::{QueueChange, QueueRecord, QueueSettings};
-pub use recover::{INFRASTRUCTURE_RESILIENT_FLAG, Interrupted, Interruptor, Recovered, SweepScope};
-pub use retain::{Retained, Retention};
+pub use queues::{QueueChange, QueueList, QueueRecord, Queues};
+pub use recover::{INFRASTRUCTURE_RESILIENT_FLAG, Interrupted, Interruptor, Recovered, Recovery, SweepScope};
+pub use retain::{Retained, Retaining, Retention};
 pub use schedules::{Schedule, Schedules, Ticked, Ticking};
-pub use settle::{MAX_HISTORY, Settled, Settlement};
-pub use stats::{Ahead, Count, Tallied};
+pub use settle::{MAX_HISTORY, Settled, Settlement, Settling};
+pub use stats::{Ahead, Count, Stats, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
 pub(crate) use steps::journals_that_fit;
 pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, SavedWork, StepRecord, StepState};
 pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord, Tokens};
-pub use transaction::CallerTransaction;
 pub use workers::{Beat, LiveLease, NewWorker, Registration, WorkerRecord, Workers};
 
 pub(crate) use claim::shared;
@@ -117,7 +114,7 @@ pub(crate) use stats::{Tally, add_up, in_order, start_of};
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
 /// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no
-/// tables: call [`Store::migrate`] for those.
+/// tables: call [`migrate`](Migrating::migrate) for those.
 pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     open_boxed(url).await
 }
@@ -158,90 +155,34 @@ async fn open_engine(url: &str) -> Result<Arc<dyn Store>> {
 /// of the items.
 #[async_trait]
 pub trait Store:
-    ErrorGroups
-    + GroupSettings
+    Checks
+    + Claiming
+    + EngineOf
+    + Enqueue
+    + ErrorGroups
+    + GroupSearch
+    + Groups
     + History
     + Kinds
+    + Migrating
+    + Notifying
     + Operations
-    + QueueSettings
+    + QueueList
+    + Queues
+    + Recovery
+    + Retaining
     + Schedules
+    + Settling
+    + Stats
     + Tokens
     + Workers
-    + std::any::Any
     + Send
     + Sync
     + std::fmt::Debug
 {
-    // ---- migrate ----------------------------------------------------------
-
-    /// The migrations of this engine.
-    fn migrations(&self) -> &'static [Migration];
-
-    /// Runs the migrations that the tables still need and returns the versions before and
-    /// after. It can be interrupted and run again, and several processes can run it at the
-    /// same time. Fails if the tables are newer than the migrations, or made by another revision.
-    async fn migrate(&self, migrations: &'static [Migration]) -> Result<Migrated>;
-
-    /// Returns the version of the tables, or 0 if there are none.
-    async fn schema_version(&self) -> Result<i64>;
-
-    /// Returns the time on the engine's clock.
-    async fn now(&self) -> Result<DateTime<Utc>>;
-
-    /// Stops the engine's clock at `at`; `None` makes it run again. For tests: every
-    /// process that uses these tables sees the pinned time.
-    async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()>;
-
-    /// Returns a store for the same tables with its own connection, for
-    /// heartbeats, which must not wait behind other operations.
-    fn with_own_connection(&self) -> Arc<dyn Store>;
-
-    // ---- enqueue ----------------------------------------------------------
-
-    /// Stores jobs in one commit and returns, per job, whether it was created, already
-    /// existed or replaced the contents of a waiting job. A repeated id, a taken
-    /// idempotency key or a live unique key is a result, not an error, and does not
-    /// affect the other jobs of the batch. If a unique key makes a request part of another
-    /// job, the request's idempotency key, and the id of a replacement, return that job for
-    /// as long as it is kept.
-    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<EnqueuedBatch>;
-
-    // ---- wake-ups ---------------------------------------------------------
-
-    /// Notifies subscribers in this process that queues have due jobs or that jobs of
-    /// workers are to be cancelled. Returns whether there is any subscriber. Only the
-    /// module `wake` calls it, which limits the rate of notifications.
-    fn notify_local(&self, notices: &[Notice]) -> bool;
-
-    /// Notifies subscribers in other processes. A hint: it may be lost, and then
-    /// polling finds the jobs, and heartbeats return the cancels.
-    async fn notify_others(&self, notices: &[Notice]) -> Result<()>;
-
-    /// Subscribes to the notifications of due jobs, from this and other processes.
-    /// Subscribe before claiming: a job enqueued between the two would otherwise wait a
-    /// full poll interval.
-    async fn subscribe(&self) -> Result<Wakeups>;
-
-    /// Subscribes to the notifications of cancels. Read [`cancels`](Store::cancels)
-    /// once after subscribing: an earlier notification is not received.
-    async fn subscribe_to_cancels(&self) -> Result<CancelNotices>;
-
-    /// Subscribes to the notifications of events that were emitted in SQL.
-    async fn subscribe_to_events(&self) -> Result<EventNotices>;
-
-    // ---- claim ------------------------------------------------------------
-
-    /// Leases up to `request.limit` due jobs to a live worker and returns them,
-    /// ordered by priority across the worker's queues (highest first), then by
-    /// `run_at`. Takes nothing below the requested priority or from paused queues,
-    /// never exceeds the limit of a queue, and takes at most one job that was
-    /// interrupted before. Returns no jobs to a worker that is unknown or was declared
-    /// dead.
-    async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims>;
-
     // ---- lease ------------------------------------------------------------
 
-    /// Returns the claim behind each lease, as [`claim`](Store::claim) returned it,
+    /// Returns the claim behind each lease, as [`claim`](Claiming::claim) returned it,
     /// for callers that do not keep claims in memory; `None` if the lease is not
     /// live. Only `run_at` may differ: the due time of a retry is deleted when the
     /// job is claimed, so this is the time the job was enqueued for.
@@ -281,24 +222,6 @@ pub trait Store:
     /// its value, so the call may be repeated when its reply was lost.
     async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>>;
 
-    // ---- settle -----------------------------------------------------------
-
-    /// Ends leases. An item is stored only if its lease is live and the job's flags
-    /// are those the item was decided from. Follow-up jobs are stored in the same
-    /// transaction or not at all. The call may be repeated when its reply was lost:
-    /// an item that was stored before, under the same id, lease number and worker,
-    /// returns `Stored` again. The exception is a requeue without a history entry,
-    /// which leaves no row to find: its repetition returns `LeaseLost` and changes
-    /// nothing.
-    ///
-    /// A job that is suspended is stored together with its waits. It is due at once if one
-    /// of its events has been emitted, even at the same moment.
-    ///
-    /// An error means that at least one item could not be stored, for example because
-    /// the database refused a follow-up job. That item has changed nothing; the
-    /// others may be stored. To learn which, settle the items one by one.
-    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>>;
-
     // ---- workers ----------------------------------------------------------
 
     /// Refreshes a worker's heartbeat. Returns which of the leases it holds are lost
@@ -308,33 +231,6 @@ pub trait Store:
     /// Refreshes a worker's heartbeat, as [`beat`](Store::beat) does, and returns every live lease of the
     /// worker, ordered by job id; `None` if the worker was declared dead or is unknown.
     async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>>;
-
-    // ---- recover ----------------------------------------------------------
-
-    /// Lists the workers that [`mark_dead`](Store::mark_dead) would declare dead, without
-    /// locking them.
-    async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>>;
-
-    /// Declares dead every live worker whose heartbeat is older than the scope's threshold
-    /// or, without one, than the worker's own `stale_after`. For a worker that holds at
-    /// least one resilient job, that time is multiplied by the scope's factor. Returns
-    /// those workers. Also deletes workers that have been dead for an hour and hold no
-    /// lease.
-    async fn mark_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>>;
-
-    /// Lists leases that may be taken from their holders, ordered by job id, without
-    /// locking them: those of dead workers, including workers that
-    /// [`mark_dead`](Store::mark_dead) would declare dead now, so that a dry run lists
-    /// what a sweep would take; those without a worker row, past `orphan_after`; and those
-    /// older than the job's timeout plus the holder's threshold (a hung handler). The
-    /// factor of resilient jobs applies to all three.
-    async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>>;
-
-    /// Takes leases from their holders. Works like [`settle`](Store::settle), with
-    /// one more condition: unless the handler hung, the holder must be dead or
-    /// unknown when the item is stored. Does not wait for locked rows. An item that
-    /// cannot be stored now is deferred and does not affect the others.
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>>;
 
     // ---- operate ----------------------------------------------------------
 
@@ -455,41 +351,6 @@ pub trait Store:
     /// time.
     async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64>;
 
-    // ---- queues -----------------------------------------------------------
-
-    /// Lists the queues that have settings, waiting jobs or running jobs, ordered by
-    /// name. Numbers of waiting jobs up to 10,000 per queue are exact (1,000 if there are
-    /// very many queues); larger ones may be estimates, within about 20 %.
-    async fn queues(&self) -> Result<Vec<QueueRecord>>;
-
-    /// Counts the waiting jobs of one queue, up to `limit`. Reads as many index entries
-    /// as it counts.
-    async fn depth(&self, queue: &str, limit: u64) -> Result<u64>;
-
-    /// Lists the queues with waiting jobs, due or not, ordered by name. Costs one index
-    /// probe per queue, however many jobs wait.
-    async fn waiting_queues(&self) -> Result<Vec<String>>;
-
-    // ---- groups -----------------------------------------------------------
-
-    /// Lists up to `limit` groups of a queue that have settings, waiting jobs or running jobs,
-    /// ordered by name, after the name `after`.
-    async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>>;
-
-    /// Returns one group, as [`groups`](Store::groups) does; `None` if it has neither settings nor
-    /// live jobs.
-    async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>>;
-
-    /// Finds up to `limit` groups whose names contain the text, in these queues (`None`: in all), first
-    /// the one with exactly this name, then shorter names. The case of ASCII letters does not matter. Looks
-    /// at a bounded number of groups.
-    async fn find_groups(&self, text: &str, queues: Option<&[String]>, limit: u32)
-    -> Result<Vec<FoundGroup>>;
-
-    /// Returns the place of a group among those whose turn it is at this priority; `None` if it
-    /// is not its turn. Reads up to 1,000 turns.
-    async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>>;
-
     // ---- inspect ----------------------------------------------------------
 
     /// Returns one job with its history.
@@ -506,61 +367,4 @@ pub trait Store:
     /// without payloads. Each job is listed once, oldest first; ids in `also` that do
     /// not exist are left out.
     async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>>;
-
-    // ---- stats ------------------------------------------------------------
-
-    /// Counts the jobs in each status, ordered by queue, kind and status. Waiting jobs of a queue are
-    /// counted exactly or estimated as by [`queues`](Store::queues).
-    async fn counts(&self) -> Result<Vec<Count>>;
-
-    /// Returns the age of the oldest due job, per queue. Queues without a due job are
-    /// left out, and so are interrupted jobs, which have their own index. Costs
-    /// one index probe per (queue, priority), however many jobs wait.
-    async fn overdue(&self) -> Result<Vec<(String, Duration)>>;
-
-    /// Counts the jobs that would be claimed before this waiting one: jobs of the
-    /// same queue and of these kinds (`None`: any kind) that are due by the time it
-    /// is. Examines at most `limit` jobs, including those that do not count. Returns
-    /// `None` if the job is not waiting.
-    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>>;
-
-    /// Counts the jobs that ended, per minute, queue, kind and outcome, oldest first. Older
-    /// minutes are already folded into hours and are counted per hour. Reads only the
-    /// tallies, never jobs.
-    async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>>;
-
-    // ---- check ------------------------------------------------------------
-
-    /// Verifies, in one snapshot, that every job is in exactly one table, that keys
-    /// belong to live jobs and that the tallies match the rows. Changes nothing.
-    async fn check(&self) -> Result<CheckReport>;
-
-    /// Reports the settings of the database with which a crash may lose stored jobs.
-    async fn durability(&self) -> Result<Durability>;
-
-    // ---- retain -----------------------------------------------------------
-
-    /// Removes up to `step` finished jobs whose retention has passed. Does not examine
-    /// jobs again before one of them may have expired. Jobs that are locked by others
-    /// are skipped this time.
-    async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained>;
-
-    /// Folds up to `step` rows of each level of tallies into fewer rows, so that counting
-    /// stays fast. Returns how many rows it folded: none if there is nothing to fold, or
-    /// while another process folds.
-    async fn fold_tallies(&self, step: u32) -> Result<u64>;
-}
-
-/// How long an operation waits for a key or a row that another client's open transaction
-/// holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyWait {
-    /// Hardly at all: the caller skips what is locked, and comes back to it.
-    Skip,
-    /// A fraction of a second: the caller tries again in another way.
-    Short,
-    /// A few seconds, on one of the few connections for this purpose.
-    Long,
-    /// As `Long`, but at most this long.
-    UpTo(Duration),
 }

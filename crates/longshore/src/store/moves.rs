@@ -8,6 +8,6 @@ use crate::rules::enqueue::{EnqueuedBatch, ValidJob};
 
 #[async_trait]
 pub(crate) trait Moves: Send {
-    /// Stores jobs, as [`enqueue`](super::Store::enqueue) does.
+    /// Stores jobs, as [`enqueue`](super::Enqueue::enqueue) does.
     async fn insert_jobs(&mut self, jobs: &[ValidJob]) -> Sql<EnqueuedBatch>;
 }

@@ -6,8 +6,10 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio::sync::broadcast;
 
+use crate::error::Result;
 use crate::job::WorkerId;
 
 /// A notification to workers. A lost one does no harm: polling finds due jobs, and the
@@ -69,7 +71,7 @@ impl CancelNotices {
     }
 
     /// Waits until a job of a worker that `is_mine` accepts may have been cancelled.
-    /// [`Store::cancels`](super::Store::cancels) returns whether one was.
+    /// [`cancels`](super::Workers::cancels) returns whether one was.
     pub async fn next(&mut self, is_mine: impl Fn(WorkerId) -> bool) {
         let receiver = &mut self.receiver;
         let notified = async {
@@ -109,6 +111,31 @@ impl EventNotices {
         }
         *receiver = receiver.resubscribe();
     }
+}
+
+/// Notifications of due jobs, of cancels and of events.
+#[async_trait]
+pub trait Notifying {
+    /// Notifies subscribers in this process that queues have due jobs or that jobs of
+    /// workers are to be cancelled. Returns whether there is any subscriber. Only the
+    /// module `wake` calls it, which limits the rate of notifications.
+    fn notify_local(&self, notices: &[Notice]) -> bool;
+
+    /// Notifies subscribers in other processes. A hint: it may be lost, and then
+    /// polling finds the jobs, and heartbeats return the cancels.
+    async fn notify_others(&self, notices: &[Notice]) -> Result<()>;
+
+    /// Subscribes to the notifications of due jobs, from this and other processes.
+    /// Subscribe before claiming: a job enqueued between the two would otherwise wait a
+    /// full poll interval.
+    async fn subscribe(&self) -> Result<Wakeups>;
+
+    /// Subscribes to the notifications of cancels. Read [`cancels`](super::Workers::cancels)
+    /// once after subscribing: an earlier notification is not received.
+    async fn subscribe_to_cancels(&self) -> Result<CancelNotices>;
+
+    /// Subscribes to the notifications of events that were emitted in SQL.
+    async fn subscribe_to_events(&self) -> Result<EventNotices>;
 }
 
 /// The channels to the subscribers of this process.

@@ -1,10 +1,10 @@
-//! Queues: their settings, and the list that operators see.
+//! Queues: their settings, their waiting jobs, and the list that operators see.
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::db::{Engine, How, Rows, Sql, Statement, args};
+use super::db::{Engine, How, Rows, Sql, Statement, args, column, one};
 use crate::error::Result;
 use crate::rules::turns::Rate;
 
@@ -73,19 +73,45 @@ impl QueueRecord {
     }
 }
 
-/// The settings of queues.
+/// The settings of queues, and their waiting jobs.
 #[async_trait]
-pub trait QueueSettings {
+pub trait Queues {
     /// Changes a queue's settings. Fields that are `None` stay as they are.
     async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()>;
+
+    /// Counts the waiting jobs of one queue, up to `limit`. Reads as many index entries
+    /// as it counts.
+    async fn depth(&self, queue: &str, limit: u64) -> Result<u64>;
+
+    /// Lists the queues with waiting jobs, due or not, ordered by name. Costs one index
+    /// probe per queue, however many jobs wait.
+    async fn waiting_queues(&self) -> Result<Vec<String>>;
+}
+
+/// The list of queues. Each engine estimates large numbers in its own way.
+#[async_trait]
+pub trait QueueList {
+    /// Lists the queues that have settings, waiting jobs or running jobs, ordered by
+    /// name. Numbers of waiting jobs up to 10,000 per queue are exact (1,000 if there are
+    /// very many queues); larger ones may be estimates, within about 20 %.
+    async fn queues(&self) -> Result<Vec<QueueRecord>>;
 }
 
 #[async_trait]
-impl<E: Engine> QueueSettings for E {
+impl<E: Engine> Queues for E {
     async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()> {
         let args = (name.to_owned(), change.clone());
         self.call(How::SLOW.together(), args, |rows, (name, change)| Box::pin(set_queue(rows, name, change)))
             .await
+    }
+
+    async fn depth(&self, queue: &str, limit: u64) -> Result<u64> {
+        let args = (queue.to_owned(), limit);
+        self.call(How::SLOW_READ, args, |rows, (queue, limit)| Box::pin(depth(rows, queue, *limit))).await
+    }
+
+    async fn waiting_queues(&self) -> Result<Vec<String>> {
+        self.call(How::SLOW_READ, (), |rows, ()| Box::pin(waiting_queues(rows))).await
     }
 }
 
@@ -144,4 +170,95 @@ async fn set_queue(rows: &mut dyn Rows, name: &str, change: &QueueChange) -> Sql
 /// A limit that fits into its column.
 pub(super) fn storable_limit(change: Option<Option<u32>>) -> Option<u32> {
     change.flatten().map(|limit| limit.min(i32::MAX as u32))
+}
+
+/// Suspects and jobs with a group have indexes of their own. Without the orders, Postgres may read a whole index into a
+/// bitmap.
+static DEPTH: Statement = Statement::new(
+    "
+    select count(*) as waiting
+      from (select 1
+              from (select 1
+                      from longshore.ready
+                     where queue = $1
+                       and interruptions = 0
+                       and grp is null
+                     order by priority desc, run_at, id   -- the order of the index
+                     limit $2) as plain
+             union all
+            select 1
+              from (select 1
+                      from longshore.ready
+                     where queue = $1
+                       and grp is not null
+                     order by grp, priority desc, run_at, id
+                     limit $2) as grouped
+             union all
+            select 1
+              from (select 1
+                      from longshore.ready
+                     where queue = $1
+                       and interruptions > 0
+                       and grp is null
+                     order by priority desc, run_at, id
+                     limit $2) as suspects
+             limit $2) as bounded",
+);
+
+async fn depth(rows: &mut dyn Rows, queue: &str, limit: u64) -> Sql<u64> {
+    one(rows.row(&DEPTH, args![queue, limit]).await?)?.take("waiting")
+}
+
+/// The queues with waiting jobs that are not suspects, a first row with an empty name and a last
+/// row without a queue. Costs two index probes per queue, however many jobs wait.
+macro_rules! find_waiting_queues {
+    () => {
+        "waiting_queues as (
+      select '' as queue
+      union all
+      select (
+               select min(next.queue)
+                 from (select plain.queue
+                         from (select r.queue
+                                 from longshore.ready r
+                                where r.interruptions = 0
+                                  and r.grp is null
+                                  and r.queue > w.queue
+                                order by r.queue
+                                limit 1) as plain
+                        union all
+                       select grouped.queue
+                         from (select r.queue
+                                 from longshore.ready r
+                                where r.grp is not null
+                                  and r.queue > w.queue
+                                order by r.queue
+                                limit 1) as grouped) as next)
+        from waiting_queues w
+       where w.queue is not null)"
+    };
+}
+#[cfg(feature = "postgres")]
+pub(super) use find_waiting_queues;
+
+/// Suspects have an index of their own, and are few.
+pub(super) static WAITING_QUEUES: Statement = Statement::new(concat!(
+    "
+    with recursive ",
+    find_waiting_queues!(),
+    "
+    select queue
+      from (select queue
+              from waiting_queues
+             where queue <> ''
+             union
+            select queue
+              from longshore.ready
+             where interruptions > 0
+               and grp is null) as waiting
+     order by queue collate \"C\"",
+));
+
+async fn waiting_queues(rows: &mut dyn Rows) -> Sql<Vec<String>> {
+    column(rows.rows(&WAITING_QUEUES, &[]).await?, "queue")
 }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use super::claim::backoff;
-use super::{Lease, Settled};
-use crate::error::Error;
+use super::{Lease, Settled, Settlement};
+use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
 use crate::rules::lifecycle::Running;
 use crate::rules::retry::RetryPolicy;
@@ -125,6 +126,35 @@ pub enum Interruptor {
     UnknownWorker,
     /// The worker is alive, but the job's timeout and the worker's threshold have passed.
     HungHandler,
+}
+
+/// Dead workers and their leases.
+#[async_trait]
+pub trait Recovery {
+    /// Lists the workers that [`mark_dead`](Self::mark_dead) would declare dead, without
+    /// locking them.
+    async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>>;
+
+    /// Declares dead every live worker whose heartbeat is older than the scope's threshold
+    /// or, without one, than the worker's own `stale_after`. For a worker that holds at
+    /// least one resilient job, that time is multiplied by the scope's factor. Returns
+    /// those workers. Also deletes workers that have been dead for an hour and hold no
+    /// lease.
+    async fn mark_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>>;
+
+    /// Lists leases that may be taken from their holders, ordered by job id, without
+    /// locking them: those of dead workers, including workers that
+    /// [`mark_dead`](Self::mark_dead) would declare dead now, so that a dry run lists
+    /// what a sweep would take; those without a worker row, past `orphan_after`; and those
+    /// older than the job's timeout plus the holder's threshold (a hung handler). The
+    /// factor of resilient jobs applies to all three.
+    async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>>;
+
+    /// Takes leases from their holders. Works like [`settle`](super::Settling::settle), with
+    /// one more condition: unless the handler hung, the holder must be dead or
+    /// unknown when the item is stored. Does not wait for locked rows. An item that
+    /// cannot be stored now is deferred and does not affect the others.
+    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>>;
 }
 
 /// Logs that the database refused to declare a worker dead.

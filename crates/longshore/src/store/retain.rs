@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
+
+use crate::error::Result;
 use crate::job::Outcome;
 
 /// How long finished jobs are kept; `None` means forever.
@@ -42,4 +45,18 @@ pub struct Retained {
     pub examined: u64,
     /// Whether nothing is left to remove now, or what is left is locked by others.
     pub done: bool,
+}
+
+/// Removing finished jobs, and folding what counts them.
+#[async_trait]
+pub trait Retaining {
+    /// Removes up to `step` finished jobs whose retention has passed. Does not examine
+    /// jobs again before one of them may have expired. Jobs that are locked by others
+    /// are skipped this time.
+    async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained>;
+
+    /// Folds up to `step` rows of each level of tallies into fewer rows, so that counting
+    /// stays fast. Returns how many rows it folded: none if there is nothing to fold, or
+    /// while another process folds.
+    async fn fold_tallies(&self, step: u32) -> Result<u64>;
 }

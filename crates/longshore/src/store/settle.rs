@@ -3,14 +3,15 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use async_trait::async_trait;
 use serde_json::value::RawValue;
 
 use super::{Interruptor, Lease};
+use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome};
 use crate::rules::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
 use crate::rules::fingerprint::Fingerprint;
-use crate::rules::lifecycle::PendingWait;
-use crate::rules::lifecycle::{LeaseFlags, Leave, When};
+use crate::rules::lifecycle::{LeaseFlags, Leave, PendingWait, When};
 
 /// How many attempts without success a job keeps in its history, beside its newest error.
 /// Without a limit, a handler that snoozes its job again and again would add rows forever.
@@ -85,6 +86,26 @@ pub enum Settled {
     Flagged(LeaseFlags),
     /// Nothing changed: another worker owns the job, or the job has finished.
     LeaseLost,
+}
+
+/// Storing how attempts end.
+#[async_trait]
+pub trait Settling {
+    /// Ends leases. An item is stored only if its lease is live and the job's flags
+    /// are those the item was decided from. Follow-up jobs are stored in the same
+    /// transaction or not at all. The call may be repeated when its reply was lost:
+    /// an item that was stored before, under the same id, lease number and worker,
+    /// returns `Stored` again. The exception is a requeue without a history entry,
+    /// which leaves no row to find: its repetition returns `LeaseLost` and changes
+    /// nothing.
+    ///
+    /// A job that is suspended is stored together with its waits. It is due at once if one
+    /// of its events has been emitted, even at the same moment.
+    ///
+    /// An error means that at least one item could not be stored, for example because
+    /// the database refused a follow-up job. That item has changed nothing; the
+    /// others may be stored. To learn which, settle the items one by one.
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>>;
 }
 
 /// Which side ends a lease.

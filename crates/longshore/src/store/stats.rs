@@ -1,11 +1,15 @@
 //! Statistics: jobs per status, jobs ahead of a job, and jobs that ended per minute.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use crate::job::{Outcome, Status};
+use super::HistoryFilter;
+use crate::error::Result;
+use crate::job::{JobId, Outcome, Status};
 use crate::rules::lifecycle::FAR_FUTURE;
 
 /// The number of jobs of one queue and kind in one status.
@@ -24,7 +28,7 @@ pub struct Count {
     pub estimated: bool,
 }
 
-/// Counts in the order in which [`Store::counts`](crate::store::Store::counts) returns them.
+/// Counts in the order in which [`counts`](Stats::counts) returns them.
 pub(crate) fn in_order(mut counts: Vec<Count>) -> Vec<Count> {
     counts.sort_by(|a, b| (&a.queue, &a.kind, a.status).cmp(&(&b.queue, &b.kind, b.status)));
     counts
@@ -58,6 +62,30 @@ pub struct Tallied {
     /// bound in milliseconds and its number of jobs, in ascending order. Jobs that
     /// were cancelled while they waited are in the first bucket.
     pub run_ms: Vec<(f64, u64)>,
+}
+
+/// Statistics of jobs.
+#[async_trait]
+pub trait Stats {
+    /// Counts the jobs in each status, ordered by queue, kind and status. Waiting jobs of a queue are
+    /// counted exactly or estimated as by [`queues`](super::QueueList::queues).
+    async fn counts(&self) -> Result<Vec<Count>>;
+
+    /// Returns the age of the oldest due job, per queue. Queues without a due job are
+    /// left out, and so are interrupted jobs, which have their own index. Costs
+    /// one index probe per (queue, priority), however many jobs wait.
+    async fn overdue(&self) -> Result<Vec<(String, Duration)>>;
+
+    /// Counts the jobs that would be claimed before this waiting one: jobs of the
+    /// same queue and of these kinds (`None`: any kind) that are due by the time it
+    /// is. Examines at most `limit` jobs, including those that do not count. Returns
+    /// `None` if the job is not waiting.
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>>;
+
+    /// Counts the jobs that ended, per minute, queue, kind and outcome, oldest first. Older
+    /// minutes are already folded into hours and are counted per hour. Reads only the
+    /// tallies, never jobs.
+    async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>>;
 }
 
 /// One row of the tallies.

@@ -404,7 +404,7 @@ impl<S> Context<S> {
     /// can commit it.
     #[cfg(feature = "postgres")]
     pub async fn assert_lease_in(&self, transaction: &mut sqlx::PgConnection) -> Result<()> {
-        let store = self.postgres().ok_or_else(|| {
+        let store = self.client().store().as_postgres().ok_or_else(|| {
             Error::invalid(
                 "transaction",
                 "transaction: this is a Postgres transaction, but the client uses another engine; use assert_lease",
@@ -412,13 +412,6 @@ impl<S> Context<S> {
         })?;
         let fenced = store.assert_lease_in(transaction, &self.job().lease()).await?;
         self.check_fence(fenced)
-    }
-
-    /// The engine, if it is Postgres.
-    #[cfg(feature = "postgres")]
-    pub(super) fn postgres(&self) -> Option<&crate::store::postgres::PostgresStore> {
-        let any: &dyn std::any::Any = &**self.client().store();
-        any.downcast_ref()
     }
 
     pub(super) fn journal(&self) -> &Journal {

@@ -86,7 +86,7 @@ impl<S: Send + Sync> Context<S> {
         Work: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, Failure>,
     {
         let _active = self.journal().suspension.activate();
-        let Some(store) = self.postgres() else {
+        let Some(store) = self.client().store().as_postgres() else {
             return Err(Failure::permanent(format!(
                 "step `{name}`: `step_in` needs a Postgres database, but this client uses another engine; use `step`"
             )));

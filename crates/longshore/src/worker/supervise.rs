@@ -16,9 +16,8 @@ use super::shared::{EndGuard, Phase, Shared};
 use super::signals::Signals;
 use super::{cancel, claim_loop, execute, heartbeat, settle, upkeep};
 use crate::BoxFuture;
-use crate::client::Client;
-use crate::client::job_metrics;
 use crate::client::schedules::{NewSchedule, Undeclared};
+use crate::client::{Client, job_metrics};
 use crate::error::Result;
 use crate::job::WorkerId;
 

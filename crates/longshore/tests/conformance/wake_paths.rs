@@ -6,8 +6,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use longshore::rules::lifecycle::PendingWait;
-use longshore::rules::lifecycle::{LeaseFlags, Running, State, settle};
+use longshore::rules::lifecycle::{LeaseFlags, PendingWait, Running, State, settle};
 use longshore::store::{
     ClaimCursor, ClaimRequest, Claimed, Fenced, KeyWait, QueueChange, Settled, Settlement,
 };

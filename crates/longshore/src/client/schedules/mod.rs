@@ -9,7 +9,7 @@
 //!
 //! This module owns what a tick means and which ticks get a job. The caller decides when to
 //! make a pass (a worker's upkeep does); the engine makes each tick exclusive to one caller
-//! ([`Store::fire`](crate::store::Store::fire)).
+//! ([`fire`](crate::store::Schedules::fire)).
 //!
 //! # Time zones and clock changes
 //!

@@ -36,7 +36,7 @@ pub struct Enqueued {
     pub how: EnqueuedAs,
 }
 
-/// What [`Store::enqueue`](crate::store::Store::enqueue) stored.
+/// What [`enqueue`](crate::store::Enqueue::enqueue) stored.
 #[derive(Clone, Debug)]
 pub struct EnqueuedBatch {
     /// One result per job, in the order given.

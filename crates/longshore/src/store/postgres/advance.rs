@@ -14,9 +14,9 @@ use super::reopen::{bring_back, locked_skipped};
 use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Sql, Tx};
 use crate::job::FlowId;
-use crate::rules::flow::flow_event;
 use crate::rules::flow::{
     self, CALLBACK_SKIPPED, Change, Condition, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick,
+    flow_event,
 };
 use crate::store::{Advanced, FlowRecord, Pending, warn_of_refused_flow};
 

@@ -1,18 +1,33 @@
 //! The consistency check on this engine, and the check whether commits are durable. The faults that it
 //! looks for are in `store/check.rs`.
 
+use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row, ValueRef};
 use uuid::Uuid;
 
-use super::RequiredDurability;
+use super::run::Mode;
 use super::tx::{Sql, Tx};
+use super::{PostgresStore, RequiredDurability};
+use crate::error::Result;
+use crate::store::Checks;
 use crate::store::check::{CheckReport, Dialect, Durability, OPTIONS, faults, unreadable_options};
 
 /// The maximum number of jobs listed whose options cannot be read.
 const MAX_PROBLEMS: usize = 100;
 
-pub(super) async fn check(tx: &mut Tx<'_>) -> Sql<CheckReport> {
+#[async_trait]
+impl Checks for PostgresStore {
+    async fn check(&self) -> Result<CheckReport> {
+        self.run_as(Mode::ALL_TABLES, (), |tx, ()| Box::pin(check(tx))).await
+    }
+
+    async fn durability(&self) -> Result<Durability> {
+        self.run_read((), |tx, ()| Box::pin(durability(tx))).await
+    }
+}
+
+async fn check(tx: &mut Tx<'_>) -> Sql<CheckReport> {
     let schema = &tx.store.schema;
     let tables = |text: &str| schema.fill(text);
     let dialect = Dialect {
@@ -73,7 +88,7 @@ const DURABILITY: &str = "
            coalesce(current_setting('synchronous_commit', true) = 'off', false),
            coalesce(current_setting('full_page_writes', true) = 'off', false)";
 
-pub(super) async fn durability(tx: &mut Tx<'_>) -> Sql<Durability> {
+async fn durability(tx: &mut Tx<'_>) -> Sql<Durability> {
     let (no_fsync, no_synchronous_commit, no_full_page_writes): (bool, bool, bool) =
         sqlx::query_as(DURABILITY).fetch_one(&mut *tx.connection).await?;
     let mut durability =

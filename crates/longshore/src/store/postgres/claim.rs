@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row};
@@ -17,15 +18,34 @@ use super::claim_sql::{
     COUNT_LIMITED, DISCOVER, LOCK_LIMITED, MAX_CLAIM, PACE_QUEUES, TAKE, TAKE_FROM_ONE, TAKE_UNLOCKED,
     skipping_unsound,
 };
+use super::run::Mode;
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId, WorkerId};
 use crate::rules::enqueue::Options;
 use crate::rules::turns::Rate;
 use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
-use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
+use crate::store::{ClaimRequest, Claimed, Claiming, Claims, Lease, Suspects, shared};
 
-pub(super) async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
+#[async_trait]
+impl Claiming for PostgresStore {
+    async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
+        let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
+        let (claims, moved) = self
+            .run_here(Mode::QUICK, args, |tx, (request, cursor)| {
+                Box::pin(async move {
+                    let mut cursor = cursor.lock().await;
+                    let claims = claim(tx, request, &mut cursor).await?;
+                    Ok((claims, std::mem::take(&mut *cursor)))
+                })
+            })
+            .await?;
+        *cursor = moved;
+        Ok(claims)
+    }
+}
+
+async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
     match claim_once(tx, request, cursor).await {
         // Nothing is leased. The second try skips the rows that cannot be claimed, so that
         // they do not stop their queue.
@@ -360,7 +380,7 @@ async fn take(
             }
             // A retry of both statements after a transient fault would lose the leases of the
             // first. So the fault is not retried; the caller finds the leases with
-            // `Store::leases`.
+            // `Workers::leases`.
             Err(fault) => return Err(Fault::Ours(fault.into())),
         }
         room.count(&jobs[first..]);

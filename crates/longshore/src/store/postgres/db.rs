@@ -32,7 +32,7 @@ impl Engine for PostgresStore {
             Expected::WhileAwaited | Expected::ReadWhileAwaited => {
                 self.run_while_awaited(procedure, run).await
             }
-            Expected::Slow => self.run(procedure, run).await,
+            Expected::Slow | Expected::SlowRead => self.run(procedure, run).await,
         }
     }
 }

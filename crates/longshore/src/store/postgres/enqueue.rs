@@ -4,23 +4,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
+use super::PostgresStore;
 use super::listen::notify_due;
-use super::run::{enqueue_deadline, within};
+use super::pool::Class;
+use super::run::{LockWait, Mode, Work, enqueue_deadline, within};
 use super::steps::{delete_progress, was_suspended};
 use super::turns::add_turns;
 use super::tx::{Fault, Query, Sql, Tx};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId};
 use crate::rules::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, UniqueMode, ValidJob};
 use crate::rules::keys::{self, Decision, Holders, Owner, RunAt};
 use crate::rules::lifecycle::When;
 use crate::rules::retry::millis;
-use crate::store::NewMember;
+use crate::store::{Enqueue, KeyWait, NewMember};
 
 /// The number of rows per insert: large enough to make the round trip cheap, small
 /// enough to keep the statement small.
@@ -28,9 +31,23 @@ pub(super) const INSERT_STEP: usize = 5000;
 /// How often the owner of a unique key may change before an enqueue gives up.
 const MAX_ROUNDS: usize = 10;
 
+#[async_trait]
+impl Enqueue for PostgresStore {
+    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<EnqueuedBatch> {
+        let mode = match wait {
+            _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Quick, jobs),
+            KeyWait::Skip | KeyWait::Short => Mode::enqueue(Class::Slow, jobs),
+            KeyWait::Long | KeyWait::UpTo(_) => Mode::enqueue(Class::Waiting, jobs),
+        };
+        let work: Work<_, _> =
+            |tx, (jobs, wait): &(Vec<ValidJob>, LockWait)| Box::pin(enqueue(tx, jobs, wait.remaining()));
+        self.run_here(mode, (jobs.to_vec(), LockWait::new(wait)), work).await
+    }
+}
+
 /// `max_wait` limits how long the enqueue waits for a key that another client's open
 /// transaction holds.
-pub(super) async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], max_wait: Duration) -> Sql<EnqueuedBatch> {
+async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], max_wait: Duration) -> Sql<EnqueuedBatch> {
     if jobs.iter().all(|job| !job.is_keyed()) {
         match insert_plain(tx, jobs).await {
             // An id already exists: an earlier try was stored, but its reply was lost.

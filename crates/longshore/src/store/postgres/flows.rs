@@ -14,8 +14,7 @@ use super::steps::save_steps;
 use super::tx::{Query, Sql, Tx};
 use crate::job::{FlowId, JobId, Outcome, Status};
 use crate::rules::enqueue::ValidJob;
-use crate::rules::flow::flow_event;
-use crate::rules::flow::{Condition, MAX_MEMBERS};
+use crate::rules::flow::{Condition, MAX_MEMBERS, flow_event};
 use crate::rules::keys::as_written;
 use crate::rules::lifecycle::When;
 use crate::store::{

@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions};
 use uuid::Uuid;
 
@@ -22,13 +23,13 @@ use crate::error::Result;
 use crate::job::WorkerId;
 use crate::rules::enqueue::ValidJob;
 use crate::rules::lifecycle::When;
-use crate::store::{Notice, NoticeSender, WeakNoticeSender};
+use crate::store::{CancelNotices, EventNotices, Notice, NoticeSender, Notifying, Wakeups, WeakNoticeSender};
 
 /// A listening connection that receives nothing for this long is probed.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 /// Without notifications (`?notify=off`), a worker that holds jobs looks for cancels this
 /// often.
-pub(super) const CANCEL_POLL_INTERVAL: Duration = Duration::from_secs(2);
+const CANCEL_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between tries to connect.
@@ -325,9 +326,13 @@ const NOTIFY_DUE: &str = "
              where i.delay_us = 0
                 or i.run_at <= longshore.clock()) as due";
 
-impl PostgresStore {
-    /// Notifies other processes through the server.
-    pub(super) async fn notify_server(&self, notices: &[Notice]) -> Result<()> {
+#[async_trait]
+impl Notifying for PostgresStore {
+    fn notify_local(&self, notices: &[Notice]) -> bool {
+        self.0.listener.notify_local(notices)
+    }
+
+    async fn notify_others(&self, notices: &[Notice]) -> Result<()> {
         if !self.0.notify || notices.is_empty() {
             return Ok(());
         }
@@ -338,6 +343,19 @@ impl PostgresStore {
             sending.confirm();
         }
         Ok(())
+    }
+
+    async fn subscribe(&self) -> Result<Wakeups> {
+        Ok(self.0.listener.subscribe(NoticeSender::wakeups).await)
+    }
+
+    async fn subscribe_to_cancels(&self) -> Result<CancelNotices> {
+        let notices = self.0.listener.subscribe(NoticeSender::cancels).await;
+        Ok(if self.0.notify { notices } else { notices.with_poll_interval(CANCEL_POLL_INTERVAL) })
+    }
+
+    async fn subscribe_to_events(&self) -> Result<EventNotices> {
+        Ok(self.0.listener.subscribe(NoticeSender::emitted).await)
     }
 }
 

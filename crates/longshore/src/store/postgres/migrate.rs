@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 use super::tx::{Sql, Tx};
+use super::{Inner, PostgresStore};
 use crate::error::{Error, Result};
-use crate::store::{Applied, Migrated, Migration, Scripts, older_workers_live};
+use crate::store::{Applied, Migrated, Migrating, Migration, Scripts, Store, older_workers_live};
 
 pub(super) const MIGRATIONS: &[Migration] = &[Migration {
     version: 1,
@@ -24,7 +26,64 @@ pub(super) const fn scripts(migrations: &'static [Migration]) -> Scripts {
     Scripts { migrations, replaced: FUNCTIONS }
 }
 
-pub(super) async fn migrate(tx: &mut Tx<'_>, migrations: &'static [Migration]) -> Sql<Migrated> {
+#[async_trait]
+impl Migrating for PostgresStore {
+    fn migrations(&self) -> &'static [Migration] {
+        MIGRATIONS
+    }
+
+    async fn migrate(&self, migrations: &'static [Migration]) -> Result<Migrated> {
+        self.run(migrations, |tx, migrations| Box::pin(migrate(tx, migrations))).await
+    }
+
+    async fn schema_version(&self) -> Result<i64> {
+        let applied = self.run((), |tx, ()| Box::pin(applied(tx))).await?;
+        Ok(applied.iter().map(|applied| applied.version).max().unwrap_or(0))
+    }
+
+    async fn now(&self) -> Result<DateTime<Utc>> {
+        self.run_read((), |tx, ()| {
+            Box::pin(async move {
+                Ok(sqlx::query_scalar(tx.sql("select longshore.clock()"))
+                    .fetch_one(&mut *tx.connection)
+                    .await?)
+            })
+        })
+        .await
+    }
+
+    async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()> {
+        // Replacing the function takes effect in all processes at once, because every statement reads
+        // the time through it.
+        self.run(at, |tx, at| {
+            Box::pin(async move {
+                let body = match at {
+                    None => "select now()".to_owned(),
+                    Some(at) => format!("select ''{}''::timestamptz", at.to_rfc3339()),
+                };
+                let clock = tx.fill(&format!(
+                    "create or replace function longshore.clock() returns timestamptz
+                     language sql stable parallel safe as '{body}'"
+                ));
+                sqlx::raw_sql(AssertSqlSafe(clock)).execute(&mut *tx.connection).await?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    fn with_own_connection(&self) -> Arc<dyn Store> {
+        Arc::new(PostgresStore(Arc::new(Inner {
+            pool: self.0.pool.single_connection(),
+            schema: self.0.schema.clone(),
+            listener: self.0.listener.unconnected(),
+            notify: self.0.notify,
+            durability: self.0.durability,
+        })))
+    }
+}
+
+async fn migrate(tx: &mut Tx<'_>, migrations: &'static [Migration]) -> Sql<Migrated> {
     let scripts = scripts(migrations);
     let to = scripts.version();
     let from = scripts.version_of(&applied(tx).await?)?;
@@ -128,25 +187,6 @@ pub(super) async fn applied(tx: &mut Tx<'_>) -> Sql<Vec<Applied>> {
     let rows: Vec<(i64, Option<String>)> =
         sqlx::query_as(tx.sql(APPLIED)).fetch_all(&mut *tx.connection).await?;
     Ok(rows.into_iter().map(|(version, revision)| Applied { version, revision }).collect())
-}
-
-pub(super) async fn now(tx: &mut Tx<'_>) -> Sql<DateTime<Utc>> {
-    Ok(sqlx::query_scalar(tx.sql("select longshore.clock()")).fetch_one(&mut *tx.connection).await?)
-}
-
-/// Replacing the function takes effect in all processes at once, because every
-/// statement reads the time through it.
-pub(super) async fn pin_clock(tx: &mut Tx<'_>, at: Option<DateTime<Utc>>) -> Sql<()> {
-    let body = match at {
-        None => "select now()".to_owned(),
-        Some(at) => format!("select ''{}''::timestamptz", at.to_rfc3339()),
-    };
-    let clock = tx.fill(&format!(
-        "create or replace function longshore.clock() returns timestamptz
-         language sql stable parallel safe as '{body}'"
-    ));
-    sqlx::raw_sql(AssertSqlSafe(clock)).execute(&mut *tx.connection).await?;
-    Ok(())
 }
 
 /// The name of the schema, and our statements with it filled in.

@@ -1,11 +1,11 @@
 //! The Postgres engine: any number of processes on any number of hosts share one
 //! database, version 14 or newer.
 //!
-//! This file opens the database. The other files, in the order of the trait:
+//! This file opens the database. The other files, in the order of a job's life:
 //!
 //! | File | Owns |
 //! |---|---|
-//! | `store` | the [`Store`] operations, each passed to the file below |
+//! | `store` | the operations of [`Store`] that have no trait of their own, each passed to its file |
 //! | `migrate` | the schema's name, its migrations and its clock |
 //! | `enqueue` | storing new jobs; keys |
 //! | `claim`, `claim_sql` | leasing due jobs; the statements of a claim |
@@ -13,7 +13,7 @@
 //! | `steps`, `step_in`, `settle` | journaled steps; steps in the user's transaction; storing how attempts end |
 //! | `workers` | heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `events`, `queues` | operators' commands on jobs; events; lists of queues |
+//! | `operate`, `events`, `queues`, `groups` | operators' commands on jobs; events; the list of queues; the search for groups |
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `retain` | retention and tallies |
 //! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::{Fenced, Lease, NewFlow, PutFlow, Store};
+use super::{CallerTransaction, Checks, EngineOf, Fenced, Lease, NewFlow, PutFlow, Store};
 use crate::error::{Error, Result};
 use crate::rules::enqueue::{Enqueued, ValidJob};
 use migrate::{DEFAULT_SCHEMA, Schema};
@@ -225,8 +225,19 @@ fn take_parameter(url: &str, name: &str, mut take: impl FnMut(&str) -> Result<()
     Ok(if rest.is_empty() { base.into() } else { format!("{base}?{}", rest.join("&")) })
 }
 
+impl EngineOf for PostgresStore {
+    fn as_postgres(&self) -> Option<&PostgresStore> {
+        Some(self)
+    }
+
+    #[cfg(feature = "sqlite")]
+    fn as_sqlite(&self) -> Option<&super::sqlite::SqliteStore> {
+        None
+    }
+}
+
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
-impl crate::store::CallerTransaction for &mut PgConnection {
+impl CallerTransaction for &mut PgConnection {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         Ok(enqueue::enqueue_in(&mut Tx::new(&own_engine(store)?.0, self), jobs).await?)
     }
@@ -237,8 +248,7 @@ impl crate::store::CallerTransaction for &mut PgConnection {
 }
 
 fn own_engine(store: &dyn Store) -> Result<&PostgresStore> {
-    let any: &dyn std::any::Any = store;
-    any.downcast_ref::<PostgresStore>().ok_or_else(|| {
+    store.as_postgres().ok_or_else(|| {
         Error::invalid(
             "transaction",
             "transaction: this is a Postgres transaction, but the client uses another engine",
@@ -246,7 +256,7 @@ fn own_engine(store: &dyn Store) -> Result<&PostgresStore> {
     })
 }
 
-impl crate::store::CallerTransaction for &mut sqlx::Transaction<'_, sqlx::Postgres> {
+impl CallerTransaction for &mut sqlx::Transaction<'_, sqlx::Postgres> {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let connection: &mut PgConnection = self;
         connection.enqueue(store, jobs).await

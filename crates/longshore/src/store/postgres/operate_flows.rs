@@ -10,8 +10,7 @@ use super::advance::{FORGET_END, end_waiting};
 use super::reopen::{bring_back, candidates, reopen_members};
 use super::tx::{Sql, Tx};
 use crate::job::{FlowId, JobId, Outcome, WorkerId};
-use crate::rules::flow::flow_event;
-use crate::rules::flow::{self, FLOW_CANCELLED};
+use crate::rules::flow::{self, FLOW_CANCELLED, flow_event};
 use crate::rules::retry::millis;
 use crate::store::{CancelledMembers, Retention, RetriedMembers};
 

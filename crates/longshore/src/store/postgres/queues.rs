@@ -1,40 +1,22 @@
 //! Queues: the list that operators see.
 
+use async_trait::async_trait;
 use sqlx::Row;
 
+use super::PostgresStore;
 use super::claim_groups::rate;
 use super::stats::sample;
 use super::tx::{Sql, Tx};
-use crate::store::{QueueRecord, next_start};
+use crate::error::Result;
+use crate::store::queues::find_waiting_queues;
+use crate::store::{QueueList, QueueRecord, next_start};
 
-/// The queues with waiting jobs that are not suspects, a first row with an empty name and a last
-/// row without a queue. Costs two index probes per queue, however many jobs wait.
-macro_rules! find_waiting_queues {
-    () => {
-        "waiting_queues as (
-      select '' as queue
-      union all
-      select (
-               select min(next.queue)
-                 from ((select r.queue
-                          from longshore.ready r
-                         where r.interruptions = 0
-                           and r.grp is null
-                           and r.queue > w.queue
-                         order by r.queue
-                         limit 1)
-                       union all
-                       (select r.queue
-                          from longshore.ready r
-                         where r.grp is not null
-                           and r.queue > w.queue
-                         order by r.queue
-                         limit 1)) as next)
-        from waiting_queues w
-       where w.queue is not null)"
-    };
+#[async_trait]
+impl QueueList for PostgresStore {
+    async fn queues(&self) -> Result<Vec<QueueRecord>> {
+        self.run_read((), |tx, ()| Box::pin(queues(tx))).await
+    }
 }
-pub(super) use find_waiting_queues;
 
 /// Counts the waiting jobs of each queue up to a bound, which is lower if there are very many
 /// queues. Suspects are few and have their own index.
@@ -95,7 +77,7 @@ const QUEUES: &str = concat!(
      order by n.name collate \"C\""
 );
 
-pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
+async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
     let mut transaction = tx.begin_snapshot().await?;
     let tx = &mut transaction.tx();
     let rows = sqlx::query(tx.sql(QUEUES)).fetch_all(&mut *tx.connection).await?;
@@ -139,59 +121,4 @@ pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
     }
     transaction.commit().await?;
     Ok(queues)
-}
-
-/// Suspects and jobs with a group have indexes of their own.
-const DEPTH: &str = "
-    select count(*)
-      from (select 1
-              from ((select 1
-                       from longshore.ready
-                      where queue = $1
-                        and interruptions = 0
-                        and grp is null
-                      limit $2)
-                    union all
-                    (select 1
-                       from longshore.ready
-                      where queue = $1
-                        and grp is not null
-                      limit $2)
-                    union all
-                    (select 1
-                       from longshore.ready
-                      where queue = $1
-                        and interruptions > 0
-                        and grp is null
-                      limit $2)) as waiting
-             limit $2) as bounded";
-
-pub(super) async fn depth(tx: &mut Tx<'_>, queue: &str, limit: u64) -> Sql<u64> {
-    let waiting: i64 = sqlx::query_scalar(tx.sql(DEPTH))
-        .bind(queue)
-        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
-        .fetch_one(&mut *tx.connection)
-        .await?;
-    Ok(waiting.unsigned_abs())
-}
-
-/// Suspects have an index of their own, and are few.
-const WAITING_QUEUES: &str = concat!(
-    "with recursive ",
-    find_waiting_queues!(),
-    "
-    select queue
-      from (select queue
-              from waiting_queues
-             where queue <> ''
-             union
-            select queue
-              from longshore.ready
-             where interruptions > 0
-               and grp is null) as waiting
-     order by queue collate \"C\""
-);
-
-pub(super) async fn waiting_queues(tx: &mut Tx<'_>) -> Sql<Vec<String>> {
-    Ok(sqlx::query_scalar(tx.sql(WAITING_QUEUES)).fetch_all(&mut *tx.connection).await?)
 }

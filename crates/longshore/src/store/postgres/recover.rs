@@ -4,22 +4,58 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
+use super::PostgresStore;
 use super::run::{QUICK, within};
 use super::settle::{Item, end_together};
 use super::tx::{Fault, Sql, Tx};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
 use crate::rules::enqueue::Options;
 use crate::rules::lifecycle::{LeaseFlags, Leave, Running};
 use crate::rules::retry::millis;
 use crate::store::{
-    EndedBy, Interrupted, Interruptor, Lease, Recovered, Settled, Settlement, SweepScope,
+    EndedBy, Interrupted, Interruptor, Lease, Recovered, Recovery, Settled, Settlement, SweepScope,
     warn_of_refused_worker,
 };
+
+#[async_trait]
+impl Recovery for PostgresStore {
+    async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
+        self.run_quick(scope.clone(), |tx, scope| Box::pin(presumed_dead(tx, scope))).await
+    }
+
+    async fn mark_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
+        self.run_quick(scope.clone(), |tx, scope| Box::pin(mark_dead(tx, scope))).await
+    }
+
+    async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>> {
+        self.run(scope.clone(), |tx, scope| {
+            Box::pin(async move {
+                let rows = sqlx::query(tx.sql(INTERRUPTED))
+                    .bind(scope.threshold.map(millis))
+                    .bind(millis(scope.orphan_after))
+                    .bind(&scope.resilient_flags)
+                    .bind(f64::from(scope.resilient_factor.max(1)))
+                    .bind(scope.after.map(|id| id.0))
+                    .bind(i64::from(scope.limit))
+                    .bind(scope.stepped_at)
+                    .fetch_all(&mut *tx.connection)
+                    .await?;
+                rows.iter().map(read_interrupted).collect()
+            })
+        })
+        .await
+    }
+
+    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
+        self.run(recoveries.to_vec(), |tx, recoveries| Box::pin(recover(tx, recoveries))).await
+    }
+}
 
 /// The live workers whose heartbeat is too old. A worker that holds a resilient job has
 /// `$3` times as long, for all its leases.
@@ -68,11 +104,11 @@ const FORGET_DEAD: &str = "
               order by w.id
                 for update skip locked))";
 
-pub(super) async fn presumed_dead(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
+async fn presumed_dead(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     select_workers(tx, PRESUMED_DEAD, scope, None).await
 }
 
-pub(super) async fn mark_dead(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
+async fn mark_dead(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     let dead = match select_workers(tx, MARK_DEAD, scope, None).await {
         Err(fault) if fault.is_refusal() => mark_dead_one_by_one(tx, scope).await?,
         done => done?,
@@ -158,20 +194,6 @@ const INTERRUPTED: &str = "
      order by r.id
      limit $6";
 
-pub(super) async fn interrupted(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupted>> {
-    let rows = sqlx::query(tx.sql(INTERRUPTED))
-        .bind(scope.threshold.map(millis))
-        .bind(millis(scope.orphan_after))
-        .bind(&scope.resilient_flags)
-        .bind(f64::from(scope.resilient_factor.max(1)))
-        .bind(scope.after.map(|id| id.0))
-        .bind(i64::from(scope.limit))
-        .bind(scope.stepped_at)
-        .fetch_all(&mut *tx.connection)
-        .await?;
-    rows.iter().map(read_interrupted).collect()
-}
-
 fn read_interrupted(row: &PgRow) -> Sql<Interrupted> {
     let why = match row.try_get::<&str, _>(14)? {
         "unknown" => Interruptor::UnknownWorker,
@@ -210,7 +232,7 @@ const MAX_SPLITTING: Duration = Duration::from_secs(20);
 
 /// Ends leases in batches. If the database refuses a batch, it is split in halves, so that
 /// the items it refuses are deferred alone.
-pub(super) async fn recover(tx: &mut Tx<'_>, batch: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+async fn recover(tx: &mut Tx<'_>, batch: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
     let started = Instant::now();
     let mut results = vec![Recovered::Settled(Settled::LeaseLost); batch.len()];
     // Lock rows in the order of their ids, as everywhere.

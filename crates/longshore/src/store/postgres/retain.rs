@@ -3,16 +3,18 @@
 
 use std::collections::HashSet;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
+use super::PostgresStore;
 use super::advance::delete_links;
 use super::steps::delete_progress;
 use super::tx::{Sql, Tx};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::job::Outcome;
 use crate::rules::retry::millis;
 use crate::store::upkeep::lock_pass;
-use crate::store::{Retained, Retention};
+use crate::store::{Retained, Retaining, Retention};
 
 /// The blocks of one row in `finished_ranges`: up to about 1,400 finished jobs. Rows that
 /// are stored already depend on this number.
@@ -20,6 +22,17 @@ const BLOCKS_PER_RANGE: i64 = 16;
 /// A step reads no further range when it has read this many ranges or jobs.
 const MAX_RANGES: usize = 64;
 const MAX_EXAMINED: u64 = 20_000;
+
+#[async_trait]
+impl Retaining for PostgresStore {
+    async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
+        self.run((*policy, step), |tx, (policy, step)| Box::pin(retain(tx, policy, *step))).await
+    }
+
+    async fn fold_tallies(&self, step: u32) -> Result<u64> {
+        self.run(step, |tx, step| Box::pin(fold_tallies(tx, *step))).await
+    }
+}
 
 /// The table that `finished_ranges` describes.
 enum Ranges {
@@ -202,7 +215,7 @@ const RETAIN: &str = concat!(
     select (select count(*) from deleted), (select count(*) from page)",
 );
 
-pub(super) async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained> {
+async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained> {
     let step = u64::from(step.max(1));
     let mut retained = Retained { removed: 0, examined: 0, done: true };
     let Some(shortest) = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min() else {
@@ -314,7 +327,7 @@ const FOLD: &str = "
       having sum(ended) <> 0 or sum(kept) <> 0)
     select count(*) from deleted";
 
-pub(super) async fn fold_tallies(tx: &mut Tx<'_>, step: u32) -> Sql<u64> {
+async fn fold_tallies(tx: &mut Tx<'_>, step: u32) -> Sql<u64> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     if !lock_pass(tx, "fold").await? {

@@ -4,19 +4,22 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 
+use async_trait::async_trait;
 use sqlx::Row;
 use uuid::Uuid;
 
+use super::PostgresStore;
 use super::advance::note_ends;
 use super::enqueue::{insert_any, split};
 use super::events::is_any_emitted;
-use super::run::{QUICK, within};
+use super::run::{Mode, QUICK, Work, within};
 use super::steps::save_waits;
 use super::turns::{add_turns, add_turns_of_freed};
 use super::tx::{Fault, Sql, Tx};
+use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome, WorkerId};
 use crate::rules::lifecycle::{Finish, LeaseFlags, Leave, Requeue};
-use crate::store::{EndedBy, Settled, Settlement, clean};
+use crate::store::{EndedBy, Settled, Settlement, Settling, clean};
 
 /// The items of a settle statement (as `i`), each with the `ctid` of its lease. Each
 /// lease is found by its primary key, one lookup per item whatever the planner assumes
@@ -311,9 +314,19 @@ impl Item<'_> {
     }
 }
 
+#[async_trait]
+impl Settling for PostgresStore {
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
+        let work: Work<_, _> = |tx, settlements: &Vec<Settlement>| Box::pin(settle(tx, settlements));
+        // Each statement has its own short deadline. If many leases are locked,
+        // they are ended one by one.
+        self.run_here(Mode::QUICK_IN_PARTS, settlements.to_vec(), work).await
+    }
+}
+
 /// Ends each lease that is live. An error means that at least one could not be stored.
 /// The others are stored, and return `Stored` when the call is repeated.
-pub(super) async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
+async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
     let item = |(nth, settlement)| Item { nth, settlement, by: EndedBy::Holder };
     let items: Vec<Item<'_>> = batch.iter().enumerate().map(item).collect();
     let mut results = vec![Settled::LeaseLost; items.len()];

@@ -5,13 +5,59 @@ use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
-use super::queues::find_waiting_queues;
+use super::PostgresStore;
 use super::tx::{Sql, Tx};
+use crate::error::Result;
 use crate::job::{JobId, Outcome, Status};
-use crate::store::{Ahead, Count, HistoryFilter, Tallied, Tally, add_up, in_order, start_of};
+use crate::store::queues::find_waiting_queues;
+use crate::store::{Ahead, Count, HistoryFilter, Stats, Tallied, Tally, add_up, in_order, start_of};
+
+#[async_trait]
+impl Stats for PostgresStore {
+    async fn counts(&self) -> Result<Vec<Count>> {
+        self.run((), |tx, ()| Box::pin(counts(tx))).await
+    }
+
+    async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
+        self.run((), |tx, ()| {
+            Box::pin(async move {
+                let rows = sqlx::query(tx.sql(OVERDUE)).fetch_all(&mut *tx.connection).await?;
+                let rows = rows.iter().map(|row| {
+                    let seconds = row.try_get::<f64, _>(1)?.max(0.0);
+                    Ok((row.try_get(0)?, Duration::from_secs_f64(seconds)))
+                });
+                rows.collect()
+            })
+        })
+        .await
+    }
+
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>> {
+        self.run((id, kinds.map(<[_]>::to_vec), limit), |tx, (id, kinds, limit)| {
+            Box::pin(async move {
+                let counted: Option<(i64, i64)> = sqlx::query_as(tx.sql(AHEAD))
+                    .bind(id.0)
+                    .bind(i64::from(*limit))
+                    .bind(kinds)
+                    .fetch_optional(&mut *tx.connection)
+                    .await?;
+                Ok(counted.map(|(jobs, examined)| Ahead {
+                    jobs: jobs as u32,
+                    or_more: examined == i64::from(*limit),
+                }))
+            })
+        })
+        .await
+    }
+
+    async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>> {
+        self.run_view(filter.clone(), |tx, filter| Box::pin(tallied(tx, filter))).await
+    }
+}
 
 const COUNT_FINISHED: &str = "
     select outcome::text, queue, kind, sum(kept)::int8
@@ -24,7 +70,7 @@ const COUNT_RUNNING: &str = "
       from longshore.running
      group by queue, kind";
 
-pub(super) async fn counts(tx: &mut Tx<'_>) -> Sql<Vec<Count>> {
+async fn counts(tx: &mut Tx<'_>) -> Sql<Vec<Count>> {
     let mut counts = Vec::new();
     for row in sqlx::query(tx.sql(COUNT_FINISHED)).fetch_all(&mut *tx.connection).await? {
         let status = Outcome::from_stored(row.try_get(0)?)?.status();
@@ -313,15 +359,6 @@ const OVERDUE: &str = concat!(
      order by queue"
 );
 
-pub(super) async fn overdue(tx: &mut Tx<'_>) -> Sql<Vec<(String, Duration)>> {
-    let rows = sqlx::query(tx.sql(OVERDUE)).fetch_all(&mut *tx.connection).await?;
-    let rows = rows.iter().map(|row| {
-        let seconds = row.try_get::<f64, _>(1)?.max(0.0);
-        Ok((row.try_get(0)?, Duration::from_secs_f64(seconds)))
-    });
-    rows.collect()
-}
-
 /// Reads the jobs that come before the job `m` in claim order; for a job with a group, those of
 /// its group. Suspects have an index of their own, so there are four parts for jobs without a
 /// group. Each is read in the order of its index; otherwise
@@ -390,21 +427,6 @@ const AHEAD: &str = "
                       limit $2) as earlier) as counted
      where m.id = $1";
 
-pub(super) async fn ahead(
-    tx: &mut Tx<'_>,
-    id: JobId,
-    kinds: Option<&[String]>,
-    limit: u32,
-) -> Sql<Option<Ahead>> {
-    let counted: Option<(i64, i64)> = sqlx::query_as(tx.sql(AHEAD))
-        .bind(id.0)
-        .bind(i64::from(limit))
-        .bind(kinds)
-        .fetch_optional(&mut *tx.connection)
-        .await?;
-    Ok(counted.map(|(jobs, examined)| Ahead { jobs: jobs as u32, or_more: examined == i64::from(limit) }))
-}
-
 const TALLIED: &str = "
     select minute,
            case when $3 then queue else '' end,
@@ -419,7 +441,7 @@ const TALLIED: &str = "
        and ($5::text[] is null or queue = any($5))
      group by 1, 2, 3, 4, 5";
 
-pub(super) async fn tallied(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Sql<Vec<Tallied>> {
+async fn tallied(tx: &mut Tx<'_>, filter: &HistoryFilter) -> Sql<Vec<Tallied>> {
     let rows = sqlx::query(tx.sql(TALLIED))
         .bind(start_of(60, filter.since))
         .bind(start_of(60 * 60, filter.since))

@@ -1,110 +1,21 @@
-//! The [`Store`] operations, in the order of the trait. Each passes its arguments to
+//! The [`Store`] operations that have no trait of their own. Each passes its arguments to
 //! the function of the same name in the file named by the section.
-
-use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::listen::CANCEL_POLL_INTERVAL;
-use super::pool::Class;
-use super::run::{LockWait, Mode, Work, Working};
-use super::tx::Tx;
-use super::{Inner, PostgresStore};
-use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, lease, migrate, operate, operate_flows,
-    queues, recover, retain, settle, stats, steps, workers,
-};
+use super::run::{LockWait, Mode, Work};
+use super::{PostgresStore, advance, events, flows, inspect, lease, operate, operate_flows, steps, workers};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::rules::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
+use crate::rules::enqueue::{MAX_PAYLOAD, check_json};
 use crate::rules::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]
 impl Store for PostgresStore {
-    // ---- migrate ----------------------------------------------------------
-
-    fn migrations(&self) -> &'static [Migration] {
-        migrate::MIGRATIONS
-    }
-
-    async fn migrate(&self, migrations: &'static [Migration]) -> Result<Migrated> {
-        self.run(migrations, |tx, migrations| Box::pin(migrate::migrate(tx, migrations))).await
-    }
-
-    async fn schema_version(&self) -> Result<i64> {
-        let applied = self.run((), |tx, ()| Box::pin(migrate::applied(tx))).await?;
-        Ok(applied.iter().map(|applied| applied.version).max().unwrap_or(0))
-    }
-
-    async fn now(&self) -> Result<DateTime<Utc>> {
-        self.run_read((), |tx, ()| Box::pin(migrate::now(tx))).await
-    }
-
-    async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()> {
-        self.run(at, |tx, at| Box::pin(migrate::pin_clock(tx, *at))).await
-    }
-
-    fn with_own_connection(&self) -> Arc<dyn Store> {
-        Arc::new(PostgresStore(Arc::new(Inner {
-            pool: self.0.pool.single_connection(),
-            schema: self.0.schema.clone(),
-            listener: self.0.listener.unconnected(),
-            notify: self.0.notify,
-            durability: self.0.durability,
-        })))
-    }
-
-    // ---- enqueue ----------------------------------------------------------
-
-    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<EnqueuedBatch> {
-        let mode = match wait {
-            _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Quick, jobs),
-            KeyWait::Skip | KeyWait::Short => Mode::enqueue(Class::Slow, jobs),
-            KeyWait::Long | KeyWait::UpTo(_) => Mode::enqueue(Class::Waiting, jobs),
-        };
-        let work: Work<_, _> = |tx, (jobs, wait): &(Vec<ValidJob>, LockWait)| {
-            Box::pin(enqueue::enqueue(tx, jobs, wait.remaining()))
-        };
-        self.run_here(mode, (jobs.to_vec(), LockWait::new(wait)), work).await
-    }
-
-    // ---- wake-ups ---------------------------------------------------------
-
-    fn notify_local(&self, notices: &[Notice]) -> bool {
-        self.0.listener.notify_local(notices)
-    }
-
-    async fn notify_others(&self, notices: &[Notice]) -> Result<()> {
-        self.notify_server(notices).await
-    }
-
-    async fn subscribe(&self) -> Result<Wakeups> {
-        Ok(self.0.listener.subscribe(NoticeSender::wakeups).await)
-    }
-
-    async fn subscribe_to_cancels(&self) -> Result<CancelNotices> {
-        let notices = self.0.listener.subscribe(NoticeSender::cancels).await;
-        Ok(if self.0.notify { notices } else { notices.with_poll_interval(CANCEL_POLL_INTERVAL) })
-    }
-
-    async fn subscribe_to_events(&self) -> Result<EventNotices> {
-        Ok(self.0.listener.subscribe(NoticeSender::emitted).await)
-    }
-
-    // ---- claim ------------------------------------------------------------
-
-    async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
-        let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
-        let (claims, moved) = self.run_here(Mode::QUICK, args, claim_and_move_cursor).await?;
-        *cursor = moved;
-        Ok(claims)
-    }
-
     // ---- lease ------------------------------------------------------------
 
     async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
@@ -160,15 +71,6 @@ impl Store for PostgresStore {
         self.run_quick(steps.to_vec(), |tx, steps| Box::pin(steps::save_steps(tx, steps))).await
     }
 
-    // ---- settle -----------------------------------------------------------
-
-    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
-        let work: Work<_, _> = |tx, settlements: &Vec<Settlement>| Box::pin(settle::settle(tx, settlements));
-        // Each statement has its own short deadline. If many leases are locked,
-        // they are ended one by one.
-        self.run_here(Mode::QUICK_IN_PARTS, settlements.to_vec(), work).await
-    }
-
     // ---- workers ----------------------------------------------------------
 
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
@@ -180,24 +82,6 @@ impl Store for PostgresStore {
 
     async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
         self.run_while_awaited(worker, |tx, worker| Box::pin(workers::beat_and_list(tx, *worker))).await
-    }
-
-    // ---- recover ----------------------------------------------------------
-
-    async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
-        self.run_quick(scope.clone(), |tx, scope| Box::pin(recover::presumed_dead(tx, scope))).await
-    }
-
-    async fn mark_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
-        self.run_quick(scope.clone(), |tx, scope| Box::pin(recover::mark_dead(tx, scope))).await
-    }
-
-    async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>> {
-        self.run(scope.clone(), |tx, scope| Box::pin(recover::interrupted(tx, scope))).await
-    }
-
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
-        self.run(recoveries.to_vec(), |tx, recoveries| Box::pin(recover::recover(tx, recoveries))).await
     }
 
     // ---- operate ----------------------------------------------------------
@@ -382,57 +266,6 @@ impl Store for PostgresStore {
         .await
     }
 
-    // ---- queues -----------------------------------------------------------
-
-    async fn queues(&self) -> Result<Vec<QueueRecord>> {
-        self.run_read((), |tx, ()| Box::pin(queues::queues(tx))).await
-    }
-
-    async fn depth(&self, queue: &str, limit: u64) -> Result<u64> {
-        self.run((queue.to_owned(), limit), |tx, (queue, limit)| Box::pin(queues::depth(tx, queue, *limit)))
-            .await
-    }
-
-    async fn waiting_queues(&self) -> Result<Vec<String>> {
-        self.run((), |tx, ()| Box::pin(queues::waiting_queues(tx))).await
-    }
-
-    // ---- groups -----------------------------------------------------------
-
-    async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>> {
-        self.run_read((queue.to_owned(), after.to_owned(), limit), |tx, (queue, after, limit)| {
-            Box::pin(groups::groups(tx, queue, after, *limit))
-        })
-        .await
-    }
-
-    async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>> {
-        self.run_read((queue.to_owned(), group.to_owned()), |tx, (queue, group)| {
-            Box::pin(groups::group(tx, queue, group))
-        })
-        .await
-    }
-
-    async fn find_groups(
-        &self,
-        text: &str,
-        queues: Option<&[String]>,
-        limit: u32,
-    ) -> Result<Vec<FoundGroup>> {
-        self.run_read(
-            (text.to_owned(), queues.map(<[String]>::to_vec), limit),
-            |tx, (text, queues, limit)| Box::pin(groups::find_groups(tx, text, queues.as_deref(), *limit)),
-        )
-        .await
-    }
-
-    async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>> {
-        self.run_read((queue.to_owned(), group.to_owned(), priority), |tx, (queue, group, priority)| {
-            Box::pin(groups::place_in_line(tx, queue, group, *priority))
-        })
-        .await
-    }
-
     // ---- inspect ----------------------------------------------------------
 
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
@@ -448,56 +281,4 @@ impl Store for PostgresStore {
         self.run((limit, also.to_vec()), |tx, (limit, also)| Box::pin(inspect::glance(tx, *limit, also)))
             .await
     }
-
-    // ---- stats ------------------------------------------------------------
-
-    async fn counts(&self) -> Result<Vec<Count>> {
-        self.run((), |tx, ()| Box::pin(stats::counts(tx))).await
-    }
-
-    async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
-        self.run((), |tx, ()| Box::pin(stats::overdue(tx))).await
-    }
-
-    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>> {
-        self.run((id, kinds.map(<[_]>::to_vec), limit), |tx, (id, kinds, limit)| {
-            Box::pin(stats::ahead(tx, *id, kinds.as_deref(), *limit))
-        })
-        .await
-    }
-
-    async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>> {
-        self.run_view(filter.clone(), |tx, filter| Box::pin(stats::tallied(tx, filter))).await
-    }
-
-    // ---- check ------------------------------------------------------------
-
-    async fn check(&self) -> Result<CheckReport> {
-        self.run_as(Mode::ALL_TABLES, (), |tx, ()| Box::pin(check::check(tx))).await
-    }
-
-    async fn durability(&self) -> Result<Durability> {
-        self.run_read((), |tx, ()| Box::pin(check::durability(tx))).await
-    }
-
-    // ---- retain -----------------------------------------------------------
-
-    async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
-        self.run((*policy, step), |tx, (policy, step)| Box::pin(retain::retain(tx, policy, *step))).await
-    }
-
-    async fn fold_tallies(&self, step: u32) -> Result<u64> {
-        self.run(step, |tx, step| Box::pin(retain::fold_tallies(tx, *step))).await
-    }
-}
-
-fn claim_and_move_cursor<'c>(
-    tx: &'c mut Tx<'_>,
-    (request, cursor): &'c (ClaimRequest, tokio::sync::Mutex<ClaimCursor>),
-) -> Working<'c, (Claims, ClaimCursor)> {
-    Box::pin(async move {
-        let mut cursor = cursor.lock().await;
-        let claims = claim::claim(tx, request, &mut cursor).await?;
-        Ok((claims, std::mem::take(&mut *cursor)))
-    })
 }

@@ -17,9 +17,8 @@ use super::settle::{Ended, enter_finished, free_key, tally};
 use super::turns::add_turn_of_removed;
 use super::tx::{Columns, Sql, Tx};
 use crate::job::{FlowId, JobId, Outcome};
-use crate::rules::flow::flow_event;
 use crate::rules::flow::{
-    self, CALLBACK_SKIPPED, Change, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick,
+    self, CALLBACK_SKIPPED, Change, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick, flow_event,
 };
 use crate::store::{Advanced, FlowRecord, Pending, warn_of_refused_flow};
 

@@ -1,18 +1,34 @@
 //! The consistency check on this engine, and the check whether commits are durable. The faults that it
 //! looks for are in `store/check.rs`.
 
+use async_trait::async_trait;
 use rusqlite::Row;
 use rusqlite::types::ValueRef;
 use uuid::Uuid;
 
+use super::SqliteStore;
 use super::tx::{Sql, Tx};
+use crate::error::Result;
 use crate::rules::lifecycle::FAR_FUTURE;
+use crate::store::Checks;
 use crate::store::check::{CheckReport, Dialect, Durability, OPTIONS, faults, unreadable_options};
 
 /// The maximum number of jobs listed whose options cannot be read.
 const MAX_PROBLEMS: usize = 100;
 
-pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
+#[async_trait]
+impl Checks for SqliteStore {
+    async fn check(&self) -> Result<CheckReport> {
+        self.engine.read(check).await
+    }
+
+    async fn durability(&self) -> Result<Durability> {
+        // The engine itself sets `synchronous = full` on every connection, so nothing can be relaxed.
+        Ok(Durability::default())
+    }
+}
+
+fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
     const JOBS: &str = "
         select count(*)
           from jobs";
@@ -56,10 +72,4 @@ fn texts(row: &Row<'_>) -> rusqlite::Result<Vec<String>> {
         })
     };
     (0..row.as_ref().column_count()).map(text).collect()
-}
-
-/// The engine itself sets `synchronous = full` on every connection, so nothing can be
-/// relaxed.
-pub(super) fn durability(_: &Tx<'_>) -> Sql<Durability> {
-    Ok(Durability::default())
 }

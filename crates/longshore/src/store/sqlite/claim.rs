@@ -11,21 +11,37 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use rusqlite::{OptionalExtension, Row, params};
 use uuid::Uuid;
 
+use super::SqliteStore;
 use super::claim_groups::rate;
 use super::tx::{Columns, Fault, Sql, Tx, instant};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
 use crate::rules::enqueue::Options;
 use crate::rules::turns::Rate;
 use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
-use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
+use crate::store::{ClaimRequest, Claimed, Claiming, Claims, Lease, Suspects, shared};
+
+#[async_trait]
+impl Claiming for SqliteStore {
+    async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
+        let (request, mut moved) = (request.clone(), std::mem::take(cursor));
+        let work = move |tx: &Tx<'_>| {
+            let claims = claim(tx, &request, &mut moved)?;
+            Ok((claims, moved))
+        };
+        let (claims, moved) = self.engine.write(work).await?;
+        *cursor = moved;
+        Ok(claims)
+    }
+}
 
 /// Leases due jobs to a live worker, in the caller's transaction.
-pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
+fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
     // What a failed claim took is rolled back, and must not be behind a position.
     claim_once(tx, request, cursor).inspect_err(|_| cursor.restart())
 }

@@ -14,13 +14,15 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::oneshot;
 
+use super::SqliteStore;
 use super::tx::{Fault, Tx};
 use crate::error::{Error, Result};
 use crate::private_file;
-use crate::store::{Notice, NoticeSender};
+use crate::store::{CancelNotices, EventNotices, Notice, NoticeSender, Notifying, Wakeups};
 
 /// How long a write waits for another process before it fails as `unavailable`.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -134,15 +136,34 @@ impl Engine {
         reply.await.map_err(|_| ended())?
     }
 
-    /// Notifies subscribers in this process. Returns whether there is one.
-    pub(super) fn notify(&self, notices: &[Notice]) -> bool {
-        self.subscribers.send(notices)
-    }
-
-    pub(super) fn subscribe<T>(&self, subscribe: impl FnOnce(&NoticeSender) -> T) -> T {
+    fn subscribe<T>(&self, subscribe: impl FnOnce(&NoticeSender) -> T) -> T {
         let subscription = subscribe(&self.subscribers);
         let _ = self.writer.send(Message::Subscribed);
         subscription
+    }
+}
+
+#[async_trait]
+impl Notifying for SqliteStore {
+    fn notify_local(&self, notices: &[Notice]) -> bool {
+        self.engine.subscribers.send(notices)
+    }
+
+    async fn notify_others(&self, _: &[Notice]) -> Result<()> {
+        // Other processes detect the commit by themselves: `data_version` changes.
+        Ok(())
+    }
+
+    async fn subscribe(&self) -> Result<Wakeups> {
+        Ok(self.engine.subscribe(NoticeSender::wakeups))
+    }
+
+    async fn subscribe_to_cancels(&self) -> Result<CancelNotices> {
+        Ok(self.engine.subscribe(NoticeSender::cancels))
+    }
+
+    async fn subscribe_to_events(&self) -> Result<EventNotices> {
+        Ok(EventNotices::NEVER)
     }
 }
 

@@ -1,17 +1,29 @@
 //! Enqueue: stores jobs in `jobs` and `ready`, in one commit or in the caller's own
 //! transaction. [`keys`] decides what happens if a key is taken.
 
+use async_trait::async_trait;
 use rusqlite::params;
 
+use super::SqliteStore;
 use super::steps::delete_progress;
 use super::turns::add_turn;
 use super::tx::{Columns, Fault, Sql, Tx, instant, stored_list};
+use crate::error::Result;
 use crate::job::{FlowId, JobId};
 use crate::rules::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
 use crate::rules::keys::{self, Decision, Holders, Owner, RunAt};
 use crate::rules::lifecycle::FAR_FUTURE;
 use crate::rules::retry::millis;
-use crate::store::NewMember;
+use crate::store::{Enqueue, KeyWait, NewMember};
+
+#[async_trait]
+impl Enqueue for SqliteStore {
+    async fn enqueue(&self, jobs: &[ValidJob], _: KeyWait) -> Result<EnqueuedBatch> {
+        // There is one writer at a time, so no open transaction can hold a key.
+        let jobs = jobs.to_vec();
+        self.engine.write(move |tx| enqueue(tx, &jobs)).await
+    }
+}
 
 pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<EnqueuedBatch> {
     let mut batch = EnqueuedBatch {

@@ -7,8 +7,7 @@ use super::enqueue::insert_member;
 use super::steps::save_steps;
 use super::tx::{Columns, Sql, Tx, json_list, micros};
 use crate::job::{FlowId, JobId, Status};
-use crate::rules::flow::MAX_MEMBERS;
-use crate::rules::flow::flow_event;
+use crate::rules::flow::{MAX_MEMBERS, flow_event};
 use crate::rules::keys::as_written;
 use crate::store::{
     Added, FlowFilter, FlowRecord, LinkRecord, NewChildren, NewFlow, NewLink, NewMember, NewStep,

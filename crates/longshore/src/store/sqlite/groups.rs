@@ -1,108 +1,31 @@
-//! Groups: the list that operators see, and their place in line.
+//! Groups: the search by name.
 
 use std::collections::BTreeSet;
 
+use async_trait::async_trait;
 use rusqlite::{Row, params};
 
-use super::claim_groups::rate;
+use super::SqliteStore;
 use super::queues::waiting_queues;
-use super::tx::{Columns, Sql, Tx, instant};
-use crate::store::{FoundGroup, GroupRecord, PlaceInLine, next_start};
+use super::tx::{Sql, Tx};
+use crate::error::Result;
+use crate::store::{FoundGroup, GroupSearch};
 
-/// Finds the groups with waiting jobs with one index probe each.
-pub(super) fn groups(tx: &Tx<'_>, queue: &str, after: &str, limit: u32) -> Sql<Vec<GroupRecord>> {
-    const WAITING: &str = "
-        select grp
-          from ready indexed by ready_groups
-         where queue = ?1
-           and grp > ?2
-         order by grp
-         limit 1";
-    const OTHERS: &str = "
-        select grp
-          from running indexed by running_groups
-         where queue = ?1
-           and grp > ?2
-        union
-        select name
-          from groups
-         where queue = ?1
-           and name > ?2
-         order by 1
-         limit ?3";
-    let mut names: BTreeSet<String> =
-        tx.rows(OTHERS, params![queue, after, limit], |row| row.get(0))?.into_iter().collect();
-    let mut last = after.to_owned();
-    for _ in 0..limit {
-        let Some(name) = tx.row(WAITING, params![queue, last], |row| row.get::<_, String>(0))? else { break };
-        names.insert(name.clone());
-        last = name;
+#[async_trait]
+impl GroupSearch for SqliteStore {
+    async fn find_groups(
+        &self,
+        text: &str,
+        queues: Option<&[String]>,
+        limit: u32,
+    ) -> Result<Vec<FoundGroup>> {
+        let (text, queues) = (text.to_owned(), queues.map(<[String]>::to_vec));
+        self.engine.read(move |tx| find_groups(tx, &text, queues.as_deref(), limit)).await
     }
-    let mut groups = Vec::new();
-    for name in names.into_iter().take(limit as usize) {
-        groups.extend(group(tx, queue, &name)?);
-    }
-    Ok(groups)
-}
-
-pub(super) fn group(tx: &Tx<'_>, queue: &str, group: &str) -> Sql<Option<GroupRecord>> {
-    const GROUP: &str = "
-        select coalesce(g.paused, 0),
-               coalesce(g.max_running, s.group_max_running),
-               case when g.rate is null then s.group_rate else g.rate end,
-               case when g.rate is null then s.group_rate_ms else g.rate_ms end,
-               case when g.rate is null then s.group_burst else g.burst end,
-               coalesce(g.weight, 1),
-               (select count(*)
-                  from (select 1
-                          from ready indexed by ready_groups
-                         where queue = ?1
-                           and grp = ?2
-                         limit 1001)),
-               (select count(*)
-                  from running indexed by running_groups
-                 where queue = ?1
-                   and grp = ?2),
-               (select max(tat)
-                  from turns indexed by turns_paced
-                 where queue = ?1
-                   and grp = ?2
-                   and tat is not null),
-               g.name is not null
-          from (select 1) as one_row
-          left join queues s on s.name = ?1
-          left join groups g on g.queue = ?1 and g.name = ?2";
-    let now = tx.now()?;
-    let read = |row: &Row<'_>| {
-        let rate = rate(row, 2)?;
-        let (waiting, waiting_or_more) = GroupRecord::waiting(row.get::<_, u32>(6)?.into());
-        let record = GroupRecord {
-            queue: queue.to_owned(),
-            name: group.to_owned(),
-            paused: row.get(0)?,
-            limit: row.get(1)?,
-            rate,
-            weight: row.get(5)?,
-            waiting,
-            waiting_or_more,
-            running: row.get::<_, u32>(7)?.into(),
-            next_start_at: next_start(rate, row.maybe_time(8)?, instant(now)),
-        };
-        Ok((record, row.get::<_, bool>(9)?))
-    };
-    let found = tx.row(GROUP, params![queue, group], read)?;
-    Ok(found
-        .filter(|(record, has_settings)| *has_settings || record.waiting + record.running > 0)
-        .map(|(record, _)| record))
 }
 
 /// Looks at the groups with waiting jobs with one index probe each.
-pub(super) fn find_groups(
-    tx: &Tx<'_>,
-    text: &str,
-    queues: Option<&[String]>,
-    limit: u32,
-) -> Sql<Vec<FoundGroup>> {
+fn find_groups(tx: &Tx<'_>, text: &str, queues: Option<&[String]>, limit: u32) -> Sql<Vec<FoundGroup>> {
     const FIRST: &str = "
         select queue, grp
           from ready indexed by ready_groups
@@ -168,29 +91,4 @@ pub(super) fn find_groups(
         found.push(FoundGroup { queue, name, paused });
     }
     Ok(found)
-}
-
-pub(super) fn place_in_line(
-    tx: &Tx<'_>,
-    queue: &str,
-    group: &str,
-    priority: i16,
-) -> Sql<Option<PlaceInLine>> {
-    const LINE: &str = "
-        select grp
-          from turns indexed by turns_line
-         where queue = ?1
-           and priority = ?2
-           and at <= ?3
-         order by at, id
-         limit 1000";
-    let line: Vec<String> = tx.rows(LINE, params![queue, priority, tx.now()?], |row| row.get(0))?;
-    let mut folded: Vec<String> = Vec::new();
-    for name in line {
-        if !folded.contains(&name) {
-            folded.push(name);
-        }
-    }
-    let place = folded.iter().position(|name| name == group);
-    Ok(place.map(|place| PlaceInLine { place: place as u32 + 1, groups: folded.len() as u32 }))
 }

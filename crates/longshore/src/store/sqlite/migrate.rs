@@ -1,10 +1,15 @@
 //! The tables: their migrations and their clock.
 
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use rusqlite::params;
 
+use super::SqliteStore;
 use super::tx::{Sql, Tx, host_clock, instant};
-use crate::store::{Applied, Migrated, Migration, Scripts, older_workers_live};
+use crate::error::Result;
+use crate::store::{Applied, Migrated, Migrating, Migration, Scripts, Store, older_workers_live};
 
 pub(super) const MIGRATIONS: &[Migration] = &[Migration {
     version: 1,
@@ -18,8 +23,51 @@ pub(super) const fn scripts(migrations: &'static [Migration]) -> Scripts {
     Scripts { migrations, replaced: VIEWS }
 }
 
+#[async_trait]
+impl Migrating for SqliteStore {
+    fn migrations(&self) -> &'static [Migration] {
+        MIGRATIONS
+    }
+
+    async fn migrate(&self, migrations: &'static [Migration]) -> Result<Migrated> {
+        // Most calls find nothing to do and need not wait for the writing thread.
+        let scripts = scripts(migrations);
+        let from = scripts.version_of(&self.engine.read(applied).await?)?;
+        if from == scripts.version() {
+            return Ok(Migrated { from, to: from });
+        }
+        self.engine.write(move |tx| migrate(tx, migrations)).await
+    }
+
+    async fn schema_version(&self) -> Result<i64> {
+        let applied = self.engine.read(applied).await?;
+        Ok(applied.iter().map(|applied| applied.version).max().unwrap_or(0))
+    }
+
+    async fn now(&self) -> Result<DateTime<Utc>> {
+        self.engine.read(|tx| tx.now().map(instant)).await
+    }
+
+    async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()> {
+        self.engine
+            .write(move |tx| {
+                const PIN: &str = "
+        update clock
+           set pinned = ?1";
+                tx.execute(PIN, params![at.map(|at| at.timestamp_micros())])?;
+                Ok(())
+            })
+            .await
+    }
+
+    fn with_own_connection(&self) -> Arc<dyn Store> {
+        // The one writing thread serves all callers and never waits for a handler.
+        Arc::new(self.clone())
+    }
+}
+
 /// Runs the missing migrations, in the caller's transaction.
-pub(super) fn migrate(tx: &Tx<'_>, migrations: &'static [Migration]) -> Sql<Migrated> {
+fn migrate(tx: &Tx<'_>, migrations: &'static [Migration]) -> Sql<Migrated> {
     const CREATE_HISTORY: &str = "
         create table if not exists migrations (
             version          integer primary key,
@@ -88,16 +136,4 @@ pub(super) fn applied(tx: &Tx<'_>) -> Sql<Vec<Applied>> {
         // Early tables have no revision.
         Ok(Applied { version: row.get("version")?, revision: row.get("revision").ok() })
     })
-}
-
-pub(super) fn now(tx: &Tx<'_>) -> Sql<DateTime<Utc>> {
-    tx.now().map(instant)
-}
-
-pub(super) fn pin_clock(tx: &Tx<'_>, at: Option<DateTime<Utc>>) -> Sql<()> {
-    const PIN: &str = "
-        update clock
-           set pinned = ?1";
-    tx.execute(PIN, params![at.map(|at| at.timestamp_micros())])?;
-    Ok(())
 }

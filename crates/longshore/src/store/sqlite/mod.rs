@@ -6,7 +6,7 @@
 //!
 //! | File | Owns |
 //! |---|---|
-//! | `store` | the [`Store`] operations, each passed to the file below |
+//! | `store` | the operations of [`Store`] that have no trait of their own, each passed to its file |
 //! | `migrate` | the migrations and the clock |
 //! | `enqueue` | storing new jobs; keys |
 //! | `claim` | leasing due jobs |
@@ -14,7 +14,7 @@
 //! | `steps`, `settle` | journaled steps; storing how attempts end |
 //! | `workers` | heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `events`, `queues` | operators' commands on jobs; events; lists of queues |
+//! | `operate`, `events`, `queues`, `groups` | operators' commands on jobs; events; the list of queues; the search for groups |
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `retain` | retention and tallies |
 //! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
@@ -24,7 +24,7 @@ use std::path::PathBuf;
 
 use rusqlite::Connection;
 
-use super::{NewFlow, PutFlow, Store};
+use super::{CallerTransaction, EngineOf, NewFlow, PutFlow, Store};
 use crate::error::{Error, Result};
 use crate::rules::enqueue::{Enqueued, ValidJob};
 use engine::{Engine, Location};
@@ -71,7 +71,7 @@ const OLDEST_SQLITE: i32 = 3_051_003;
 ///
 /// ```
 /// use longshore::NewJob;
-/// use longshore::store::{KeyWait, Store, sqlite::SqliteStore};
+/// use longshore::store::{Enqueue, KeyWait, Migrating, Store, sqlite::SqliteStore};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 /// let store = SqliteStore::open("sqlite::memory:").await?;
@@ -89,7 +89,7 @@ pub struct SqliteStore {
 
 impl SqliteStore {
     /// Opens `sqlite:PATH`, `sqlite://PATH` or `sqlite::memory:`. Creates a file that does
-    /// not exist, but no tables: call [`Store::migrate`] for those.
+    /// not exist, but no tables: call [`migrate`](super::Migrating::migrate) for those.
     pub async fn open(url: &str) -> Result<Self> {
         if rusqlite::version_number() < OLDEST_SQLITE {
             return Err(Error::schema(format!(
@@ -129,8 +129,19 @@ fn location(url: &str) -> Result<Location> {
     Ok(Location::File(path))
 }
 
+impl EngineOf for SqliteStore {
+    #[cfg(feature = "postgres")]
+    fn as_postgres(&self) -> Option<&super::postgres::PostgresStore> {
+        None
+    }
+
+    fn as_sqlite(&self) -> Option<&SqliteStore> {
+        Some(self)
+    }
+}
+
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
-impl crate::store::CallerTransaction for &Connection {
+impl CallerTransaction for &Connection {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         own_engine(store)?;
         Ok(enqueue::enqueue_in(&Tx::new(self), jobs)?)
@@ -143,8 +154,7 @@ impl crate::store::CallerTransaction for &Connection {
 }
 
 fn own_engine(store: &dyn Store) -> Result<&SqliteStore> {
-    let any: &dyn std::any::Any = store;
-    any.downcast_ref::<SqliteStore>().ok_or_else(|| {
+    store.as_sqlite().ok_or_else(|| {
         Error::invalid(
             "transaction",
             "transaction: this is an SQLite transaction, but the client uses another engine",
@@ -152,7 +162,7 @@ fn own_engine(store: &dyn Store) -> Result<&SqliteStore> {
     })
 }
 
-impl crate::store::CallerTransaction for &rusqlite::Transaction<'_> {
+impl CallerTransaction for &rusqlite::Transaction<'_> {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let connection: &Connection = self;
         connection.enqueue(store, jobs).await

@@ -7,8 +7,7 @@ use super::advance::{FORGET_END, end_waiting};
 use super::reopen::{bring_back, candidates, reopen_members};
 use super::tx::{Columns, Sql, Tx, micros};
 use crate::job::{FlowId, JobId, Outcome};
-use crate::rules::flow::flow_event;
-use crate::rules::flow::{self, FLOW_CANCELLED};
+use crate::rules::flow::{self, FLOW_CANCELLED, flow_event};
 use crate::store::{CancelledMembers, Retention, RetriedMembers};
 
 /// If the walk of a cancel makes no further step for 10 s, others resume it.

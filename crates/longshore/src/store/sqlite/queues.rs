@@ -1,15 +1,25 @@
 //! Queues: the list that operators see.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use rusqlite::params;
+use async_trait::async_trait;
 
+use super::SqliteStore;
 use super::claim_groups::rate;
 use super::stats::waiting;
 use super::tx::{Columns, Sql, Tx, instant};
-use crate::store::{QueueRecord, next_start};
+use crate::error::Result;
+use crate::store::queues::WAITING_QUEUES;
+use crate::store::{QueueList, QueueRecord, next_start};
 
-pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
+#[async_trait]
+impl QueueList for SqliteStore {
+    async fn queues(&self) -> Result<Vec<QueueRecord>> {
+        self.engine.read(queues).await
+    }
+}
+
+fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     const SETTINGS: &str = "
         select name,
                paused,
@@ -80,65 +90,7 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     Ok(queues.into_values().collect())
 }
 
-pub(super) fn depth(tx: &Tx<'_>, queue: &str, limit: u64) -> Sql<u64> {
-    // Suspects and jobs with a group have indexes of their own.
-    const DEPTH: &str = "
-        select count(*)
-          from (select 1
-                  from ready indexed by ready_claim
-                 where queue = ?1
-                   and interruptions = 0
-                   and grp is null
-                union all
-                select 1
-                  from ready indexed by ready_suspects
-                 where queue = ?1
-                   and interruptions > 0
-                   and grp is null
-                union all
-                select 1
-                  from ready indexed by ready_groups
-                 where queue = ?1
-                   and grp is not null
-                 limit ?2)";
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    Ok(tx.row(DEPTH, params![queue, limit], |row| row.get::<_, i64>(0))?.unwrap_or(0).unsigned_abs())
-}
-
-/// The queues with waiting jobs. Costs one index probe per queue, however many jobs wait.
+/// The queues with waiting jobs. Costs two index probes per queue, however many jobs wait.
 pub(super) fn waiting_queues(tx: &Tx<'_>) -> Sql<Vec<String>> {
-    const NEXT: [&str; 3] = [
-        "
-        select queue
-          from ready indexed by ready_claim
-         where interruptions = 0
-           and grp is null
-           and queue > ?1
-         order by queue
-         limit 1",
-        "
-        select queue
-          from ready indexed by ready_suspects
-         where interruptions > 0
-           and grp is null
-           and queue > ?1
-         order by queue
-         limit 1",
-        "
-        select queue
-          from ready indexed by ready_groups
-         where grp is not null
-           and queue > ?1
-         order by queue
-         limit 1",
-    ];
-    let mut queues = BTreeSet::new();
-    for next in NEXT {
-        let mut last = String::new();
-        while let Some(queue) = tx.row(next, [&last], |row| row.get::<_, String>(0))? {
-            queues.insert(queue.clone());
-            last = queue;
-        }
-    }
-    Ok(queues.into_iter().collect())
+    tx.rows(WAITING_QUEUES.for_sqlite(), [], |row| row.get(0))
 }

@@ -3,20 +3,45 @@
 
 use std::collections::HashSet;
 
+use async_trait::async_trait;
 use rusqlite::{Row, params};
 
+use super::SqliteStore;
 use super::settle::end_alone;
 use super::tx::{Columns, HOUR, Sql, Tx, micros};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
 use crate::rules::enqueue::Options;
 use crate::rules::lifecycle::{LeaseFlags, Running};
 use crate::rules::retry::RetryPolicy;
 use crate::store::{
-    EndedBy, Interrupted, Interruptor, Recovered, Settlement, SweepScope, warn_of_refused_worker,
+    EndedBy, Interrupted, Interruptor, Recovered, Recovery, Settlement, SweepScope, warn_of_refused_worker,
 };
 
-pub(super) fn presumed_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
+#[async_trait]
+impl Recovery for SqliteStore {
+    async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
+        let scope = scope.clone();
+        self.engine.read(move |tx| presumed_dead(tx, &scope)).await
+    }
+
+    async fn mark_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
+        let scope = scope.clone();
+        self.engine.write(move |tx| mark_dead(tx, &scope)).await
+    }
+
+    async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>> {
+        let scope = scope.clone();
+        self.engine.read(move |tx| interrupted(tx, &scope)).await
+    }
+
+    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
+        let recoveries = recoveries.to_vec();
+        self.engine.write(move |tx| recover(tx, &recoveries)).await
+    }
+}
+
+fn presumed_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     const LIVE: &str = "
         select id,
                heartbeat_at,
@@ -39,7 +64,7 @@ pub(super) fn presumed_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId
     Ok(dead)
 }
 
-pub(super) fn mark_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
+fn mark_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     const DECLARE: &str = "
         update workers
            set dead_at = ?2
@@ -99,7 +124,7 @@ fn readable_flags(row: &Row<'_>, column: usize) -> Vec<String> {
     row.list(column).unwrap_or_default()
 }
 
-pub(super) fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupted>> {
+fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupted>> {
     const LEASES: &str = "
         select r.id,
                r.kind,
@@ -199,7 +224,7 @@ fn retry_policy(tx: &Tx<'_>, id: JobId) -> Sql<Option<RetryPolicy>> {
 
 /// Ends each lease in its own savepoint, so that the items that the database refuses are
 /// deferred alone.
-pub(super) fn recover(tx: &Tx<'_>, recoveries: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+fn recover(tx: &Tx<'_>, recoveries: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
     let mut results = Vec::with_capacity(recoveries.len());
     for (why, settlement) in recoveries {
         tx.conn.execute_batch("savepoint item")?;

@@ -4,14 +4,17 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use rusqlite::{Row, params};
 
+use super::SqliteStore;
 use super::advance::delete_links;
 use super::settle::{add_tally, tally};
 use super::steps::delete_progress;
 use super::tx::{Columns, DAY, HOUR, Sql, Tx, micros};
+use crate::error::Result;
 use crate::job::{JobId, Outcome};
-use crate::store::{Retained, Retention};
+use crate::store::{Retained, Retaining, Retention};
 
 /// The rows of `jobs` in one row of `finished_ranges`. Rows that are stored already depend on
 /// this number.
@@ -21,7 +24,19 @@ const MAX_RANGES: usize = 16;
 /// A step adds at most this many ranges.
 const MAX_ADDED: u64 = 1000;
 
-pub(super) fn retain(tx: &Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained> {
+#[async_trait]
+impl Retaining for SqliteStore {
+    async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
+        let policy = *policy;
+        self.engine.write(move |tx| retain(tx, &policy, step)).await
+    }
+
+    async fn fold_tallies(&self, step: u32) -> Result<u64> {
+        self.engine.write(move |tx| fold_tallies(tx, step)).await
+    }
+}
+
+fn retain(tx: &Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained> {
     let step = u64::from(step.max(1));
     let mut retained = Retained { removed: 0, examined: 0, done: true };
     let Some(shortest) = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min() else {
@@ -296,7 +311,7 @@ pub(super) fn delete_rows(tx: &Tx<'_>, id: JobId) -> Sql<Option<(String, String)
 
 /// Minutes more than two hours ago become hours; hours more than a week ago become one
 /// row per queue, kind and outcome with the number of jobs kept.
-pub(super) fn fold_tallies(tx: &Tx<'_>, step: u32) -> Sql<u64> {
+fn fold_tallies(tx: &Tx<'_>, step: u32) -> Sql<u64> {
     const OLD: &str = "
         select minute,
                queue,

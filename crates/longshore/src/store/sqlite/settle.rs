@@ -4,9 +4,11 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use async_trait::async_trait;
 use rusqlite::params;
 use serde_json::value::RawValue;
 
+use super::SqliteStore;
 use super::advance::note_end;
 use super::enqueue::{Ready, enqueue};
 use super::events::is_any_emitted;
@@ -18,14 +20,22 @@ use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, JobId, Outcome};
 use crate::rules::fingerprint::Fingerprint;
 use crate::rules::lifecycle::{Finish, Leave, Requeue};
-use crate::store::{EndedBy, FailureRecord, Lease, MAX_HISTORY, Settled, Settlement, clean};
+use crate::store::{EndedBy, FailureRecord, Lease, MAX_HISTORY, Settled, Settlement, Settling, clean};
+
+#[async_trait]
+impl Settling for SqliteStore {
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
+        let settlements = settlements.to_vec();
+        self.engine.write(move |tx| settle(tx, &settlements)).await?
+    }
+}
 
 /// Ends each lease that is live. The tallies are written once for the whole batch.
 ///
 /// The inner error means that the follow-up jobs of an item could not be stored. That
 /// item is undone and the others stay, so the call may be repeated: the others return
 /// `Stored` again.
-pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> {
+fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> {
     let mut tallies = Tallies::default();
     let mut results = Vec::new();
     let mut refused = None;

@@ -4,18 +4,42 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use rusqlite::{OptionalExtension, Row, params};
 
+use super::SqliteStore;
 use super::queues::waiting_queues;
 use super::retain::minutes_fold_before;
 use super::tx::{Columns, Sql, Tx, json_list};
+use crate::error::Result;
 use crate::job::{JobId, Outcome, Status};
-use crate::store::{Ahead, Count, HistoryFilter, Tallied, Tally, add_up, in_order, start_of};
+use crate::store::{Ahead, Count, HistoryFilter, Stats, Tallied, Tally, add_up, in_order, start_of};
 
 /// The maximum number of waiting jobs that are counted without looking at their queues.
 const MAX_COUNTED: u64 = 50_000;
 
-pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
+#[async_trait]
+impl Stats for SqliteStore {
+    async fn counts(&self) -> Result<Vec<Count>> {
+        self.engine.read(counts).await
+    }
+
+    async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
+        self.engine.read(overdue).await
+    }
+
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>> {
+        let kinds = kinds.map(<[_]>::to_vec);
+        self.engine.read(move |tx| ahead(tx, id, kinds.as_deref(), limit)).await
+    }
+
+    async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| tallied(tx, &filter)).await
+    }
+}
+
+fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
     const RUNNING: &str = "
         select queue,
                kind,
@@ -217,7 +241,7 @@ fn waiting_count(((queue, kind, is_fresh), jobs): ((String, String, bool), u64),
 /// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of
 /// each. Costs one index probe per (queue, priority) and per (group, priority). Looks at
 /// 10,000 groups at most.
-pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
+fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
     const OVERDUE: &str = "
         with recursive waiting_queues as (
           select min(queue) as queue
@@ -327,7 +351,7 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
 /// group. Suspects have an index of their own, so there are four parts for jobs without a group,
 /// each read from the head of its index. All parts
 /// together read at most `limit` entries, including jobs that do not count.
-pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, limit: u32) -> Sql<Option<Ahead>> {
+fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, limit: u32) -> Sql<Option<Ahead>> {
     const WAITING: &str = "
         select queue,
                priority,
@@ -408,7 +432,7 @@ pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, limit: u32
     }
 }
 
-pub(super) fn tallied(tx: &Tx<'_>, filter: &HistoryFilter) -> Sql<Vec<Tallied>> {
+fn tallied(tx: &Tx<'_>, filter: &HistoryFilter) -> Sql<Vec<Tallied>> {
     // A row at a full hour may be that minute or the whole hour. It is the whole hour only
     // if it is old enough for its minutes to be folded.
     const ENDED: &str = "

@@ -1,106 +1,20 @@
-//! The [`Store`] operations, in the order of the trait. Each passes its arguments to
+//! The [`Store`] operations that have no trait of their own. Each passes its arguments to
 //! the function of the same name in the file named by the section.
-
-use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::SqliteStore;
-use super::tx::Tx;
-use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, lease, migrate, operate, operate_flows,
-    queues, recover, retain, settle, stats, steps, workers,
-};
+use super::{SqliteStore, advance, events, flows, inspect, lease, operate, operate_flows, steps, workers};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::rules::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
+use crate::rules::enqueue::{MAX_PAYLOAD, check_json};
 use crate::rules::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]
 impl Store for SqliteStore {
-    // ---- migrate ----------------------------------------------------------
-
-    fn migrations(&self) -> &'static [Migration] {
-        migrate::MIGRATIONS
-    }
-
-    async fn migrate(&self, migrations: &'static [Migration]) -> Result<Migrated> {
-        // Most calls find nothing to do and need not wait for the writing thread.
-        let scripts = migrate::scripts(migrations);
-        let from = scripts.version_of(&self.engine.read(migrate::applied).await?)?;
-        if from == scripts.version() {
-            return Ok(Migrated { from, to: from });
-        }
-        self.engine.write(move |tx| migrate::migrate(tx, migrations)).await
-    }
-
-    async fn schema_version(&self) -> Result<i64> {
-        let applied = self.engine.read(migrate::applied).await?;
-        Ok(applied.iter().map(|applied| applied.version).max().unwrap_or(0))
-    }
-
-    async fn now(&self) -> Result<DateTime<Utc>> {
-        self.engine.read(migrate::now).await
-    }
-
-    async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()> {
-        self.engine.write(move |tx| migrate::pin_clock(tx, at)).await
-    }
-
-    fn with_own_connection(&self) -> Arc<dyn Store> {
-        // The one writing thread serves all callers and never waits for a handler.
-        Arc::new(self.clone())
-    }
-
-    // ---- enqueue ----------------------------------------------------------
-
-    async fn enqueue(&self, jobs: &[ValidJob], _: KeyWait) -> Result<EnqueuedBatch> {
-        // There is one writer at a time, so no open transaction can hold a key.
-        let jobs = jobs.to_vec();
-        self.engine.write(move |tx| enqueue::enqueue(tx, &jobs)).await
-    }
-
-    // ---- wake-ups ---------------------------------------------------------
-
-    fn notify_local(&self, notices: &[Notice]) -> bool {
-        self.engine.notify(notices)
-    }
-
-    async fn notify_others(&self, _: &[Notice]) -> Result<()> {
-        // Other processes detect the commit by themselves: `data_version` changes.
-        Ok(())
-    }
-
-    async fn subscribe(&self) -> Result<Wakeups> {
-        Ok(self.engine.subscribe(NoticeSender::wakeups))
-    }
-
-    async fn subscribe_to_cancels(&self) -> Result<CancelNotices> {
-        Ok(self.engine.subscribe(NoticeSender::cancels))
-    }
-
-    async fn subscribe_to_events(&self) -> Result<EventNotices> {
-        Ok(EventNotices::NEVER)
-    }
-
-    // ---- claim ------------------------------------------------------------
-
-    async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
-        let (request, mut moved) = (request.clone(), std::mem::take(cursor));
-        let work = move |tx: &Tx<'_>| {
-            let claims = claim::claim(tx, &request, &mut moved)?;
-            Ok((claims, moved))
-        };
-        let (claims, moved) = self.engine.write(work).await?;
-        *cursor = moved;
-        Ok(claims)
-    }
-
     // ---- lease ------------------------------------------------------------
 
     async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
@@ -157,13 +71,6 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| steps::save_steps(tx, &steps)).await
     }
 
-    // ---- settle -----------------------------------------------------------
-
-    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
-        let settlements = settlements.to_vec();
-        self.engine.write(move |tx| settle::settle(tx, &settlements)).await?
-    }
-
     // ---- workers ----------------------------------------------------------
 
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
@@ -173,28 +80,6 @@ impl Store for SqliteStore {
 
     async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
         self.engine.write(move |tx| workers::beat_and_list(tx, worker)).await
-    }
-
-    // ---- recover ----------------------------------------------------------
-
-    async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
-        let scope = scope.clone();
-        self.engine.read(move |tx| recover::presumed_dead(tx, &scope)).await
-    }
-
-    async fn mark_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
-        let scope = scope.clone();
-        self.engine.write(move |tx| recover::mark_dead(tx, &scope)).await
-    }
-
-    async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>> {
-        let scope = scope.clone();
-        self.engine.read(move |tx| recover::interrupted(tx, &scope)).await
-    }
-
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
-        let recoveries = recoveries.to_vec();
-        self.engine.write(move |tx| recover::recover(tx, &recoveries)).await
     }
 
     // ---- operate ----------------------------------------------------------
@@ -339,48 +224,6 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| operate_flows::remove_flows(tx, &policy, limit)).await
     }
 
-    // ---- queues -----------------------------------------------------------
-
-    async fn queues(&self) -> Result<Vec<QueueRecord>> {
-        self.engine.read(queues::queues).await
-    }
-
-    async fn depth(&self, queue: &str, limit: u64) -> Result<u64> {
-        let queue = queue.to_owned();
-        self.engine.read(move |tx| queues::depth(tx, &queue, limit)).await
-    }
-
-    async fn waiting_queues(&self) -> Result<Vec<String>> {
-        self.engine.read(queues::waiting_queues).await
-    }
-
-    // ---- groups -----------------------------------------------------------
-
-    async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>> {
-        let (queue, after) = (queue.to_owned(), after.to_owned());
-        self.engine.read(move |tx| groups::groups(tx, &queue, &after, limit)).await
-    }
-
-    async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>> {
-        let (queue, group) = (queue.to_owned(), group.to_owned());
-        self.engine.read(move |tx| groups::group(tx, &queue, &group)).await
-    }
-
-    async fn find_groups(
-        &self,
-        text: &str,
-        queues: Option<&[String]>,
-        limit: u32,
-    ) -> Result<Vec<FoundGroup>> {
-        let (text, queues) = (text.to_owned(), queues.map(<[String]>::to_vec));
-        self.engine.read(move |tx| groups::find_groups(tx, &text, queues.as_deref(), limit)).await
-    }
-
-    async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>> {
-        let (queue, group) = (queue.to_owned(), group.to_owned());
-        self.engine.read(move |tx| groups::place_in_line(tx, &queue, &group, priority)).await
-    }
-
     // ---- inspect ----------------------------------------------------------
 
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
@@ -396,46 +239,5 @@ impl Store for SqliteStore {
     async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
         let also = also.to_vec();
         self.engine.read(move |tx| inspect::glance(tx, limit, &also)).await
-    }
-
-    // ---- stats ------------------------------------------------------------
-
-    async fn counts(&self) -> Result<Vec<Count>> {
-        self.engine.read(stats::counts).await
-    }
-
-    async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
-        self.engine.read(stats::overdue).await
-    }
-
-    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>> {
-        let kinds = kinds.map(<[_]>::to_vec);
-        self.engine.read(move |tx| stats::ahead(tx, id, kinds.as_deref(), limit)).await
-    }
-
-    async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>> {
-        let filter = filter.clone();
-        self.engine.read(move |tx| stats::tallied(tx, &filter)).await
-    }
-
-    // ---- check ------------------------------------------------------------
-
-    async fn check(&self) -> Result<CheckReport> {
-        self.engine.read(check::check).await
-    }
-
-    async fn durability(&self) -> Result<Durability> {
-        self.engine.read(check::durability).await
-    }
-
-    // ---- retain -----------------------------------------------------------
-
-    async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
-        let policy = *policy;
-        self.engine.write(move |tx| retain::retain(tx, &policy, step)).await
-    }
-
-    async fn fold_tallies(&self, step: u32) -> Result<u64> {
-        self.engine.write(move |tx| retain::fold_tallies(tx, step)).await
     }
 }

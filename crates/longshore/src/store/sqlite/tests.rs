@@ -129,7 +129,7 @@ fn a_failed_call_is_undone_without_the_others_of_its_commit() {
             .map(|n| {
                 let job = NewJob::new("a", &n).validate().unwrap();
                 Box::pin(store.engine.write(move |tx| {
-                    enqueue::enqueue(tx, &[job])?;
+                    super::enqueue::enqueue(tx, &[job])?;
                     match n % 4 {
                         0 => Err(Error::conflict("on purpose").into()),
                         1 => panic!("on purpose"),

@@ -1,4 +1,5 @@
-//! The one place where a caller's own transaction enters the engines.
+//! The caller's own transaction: the one place where a connection of a driver enters, so that somebody has to know
+//! which engine the store is.
 
 use super::{NewFlow, PutFlow, Store};
 use crate::error::Result;
@@ -16,4 +17,15 @@ pub trait CallerTransaction {
     /// Stores the flow on the caller's connection.
     #[doc(hidden)]
     async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow>;
+}
+
+/// Which engine a store is. Only code with a connection of the engine's driver needs to know it.
+pub trait EngineOf {
+    /// The engine, if it is Postgres.
+    #[cfg(feature = "postgres")]
+    fn as_postgres(&self) -> Option<&super::postgres::PostgresStore>;
+
+    /// The engine, if it is SQLite.
+    #[cfg(feature = "sqlite")]
+    fn as_sqlite(&self) -> Option<&super::sqlite::SqliteStore>;
 }
