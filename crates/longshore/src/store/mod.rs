@@ -65,9 +65,7 @@ pub use check::{CheckReport, Durability, Problem};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
 pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};
-#[cfg(feature = "sqlite")]
-pub(crate) use events::RETENTION_DAYS;
-pub use events::{Delivered, Emitted, EventPlace, EventRecord, MAX_EVENT};
+pub use events::{Delivered, Emitted, EventPlace, EventRecord, Events, MAX_EVENT};
 pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
     NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
@@ -158,6 +156,7 @@ async fn open_engine(url: &str) -> Result<Arc<dyn Store>> {
 #[async_trait]
 pub trait Store:
     ErrorGroups
+    + Events
     + GroupSettings
     + History
     + Kinds
@@ -348,24 +347,6 @@ pub trait Store:
 
     /// Lists the ids of dead letters, oldest first.
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
-
-    // ---- events -----------------------------------------------------------
-
-    /// Stores an event, unless one with its name exists. Wakes nobody:
-    /// [`deliver`](Store::deliver) does. An event that may be removed counts as absent, for all of
-    /// these operations: it was emitted more than 7 days ago, it is delivered, and no job that it
-    /// woke still has to read it.
-    async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted>;
-
-    /// Returns those of the named events that exist, the earliest first.
-    async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>>;
-
-    /// Makes up to `limit` jobs due that wait for new events, those after the event `after` in the order in which they were
-    /// emitted. Jobs that others have locked are skipped; their events are delivered to them later.
-    async fn deliver(&self, after: Option<&EventPlace>, limit: u32) -> Result<Delivered>;
-
-    /// Removes up to `limit` events whose time has passed. Returns how many.
-    async fn remove_events(&self, limit: u32) -> Result<u64>;
 
     // ---- flows ------------------------------------------------------------
 

@@ -3,14 +3,20 @@
 use async_trait::async_trait;
 
 use super::enqueue::insert_any;
+use super::events;
 use super::tx::Tx;
 use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::store::db::Sql;
+use crate::store::events::Woken;
 use crate::store::moves::Moves;
 
 #[async_trait]
 impl Moves for Tx<'_> {
     async fn insert_jobs(&mut self, jobs: &[ValidJob]) -> Sql<EnqueuedBatch> {
         Ok(insert_any(self, jobs).await?)
+    }
+
+    async fn wake(&mut self, events: &[String], limit: u32) -> Sql<Woken> {
+        Ok(events::wake(self, events, limit).await?)
     }
 }

@@ -15,8 +15,8 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, lease, migrate, operate, operate_flows,
-    queues, recover, retain, settle, stats, steps, workers,
+    advance, check, claim, enqueue, flows, groups, inspect, lease, migrate, operate, operate_flows, queues,
+    recover, retain, settle, stats, steps, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -224,35 +224,6 @@ impl Store for PostgresStore {
 
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
         self.run(filter.clone(), |tx, filter| Box::pin(operate::dead_letters(tx, filter))).await
-    }
-
-    // ---- events -----------------------------------------------------------
-
-    async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted> {
-        let work: Work<_, _> = |tx, (name, payload, wait): &(String, Box<RawValue>, LockWait)| {
-            Box::pin(events::emit(tx, name, payload, wait.remaining()))
-        };
-        let args = |wait| (name.to_owned(), payload.to_owned(), LockWait::new(wait));
-        // As for `operate`.
-        match self.run(args(KeyWait::Short), work).await {
-            Err(error) if error.is_locked() => self.run_as(Mode::WAITING, args(KeyWait::Long), work).await,
-            done => done,
-        }
-    }
-
-    async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>> {
-        self.run_read(names.to_vec(), |tx, names| Box::pin(events::events(tx, names))).await
-    }
-
-    async fn deliver(&self, after: Option<&EventPlace>, limit: u32) -> Result<Delivered> {
-        self.run_quick((after.cloned(), limit), |tx, (after, limit)| {
-            Box::pin(events::deliver(tx, after.as_ref(), *limit))
-        })
-        .await
-    }
-
-    async fn remove_events(&self, limit: u32) -> Result<u64> {
-        self.run(limit, |tx, limit| Box::pin(events::remove_events(tx, *limit))).await
     }
 
     // ---- flows ------------------------------------------------------------

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection, PgConnection, SqlStr};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlStr};
 
 use super::Inner;
 use crate::error::Error;
+use crate::store::db::Atomicity;
 
 /// If the connection dies without a reset, the server does not notice for hours, and the
 /// transaction would keep its locks: a key, a schedule, or the row of retention. Our
@@ -46,11 +47,13 @@ const BEGIN_INDEXED: &str = "begin;
 pub(super) struct Tx<'c> {
     pub(super) store: &'c Inner,
     pub(super) connection: &'c mut PgConnection,
+    /// How long a statement that is its own transaction may wait for locks, if the operation limits it.
+    pub(super) max_lock_wait: Option<Duration>,
 }
 
 impl<'c> Tx<'c> {
     pub(super) fn new(store: &'c Inner, connection: &'c mut PgConnection) -> Self {
-        Tx { store, connection }
+        Tx { store, connection, max_lock_wait: None }
     }
 
     /// A statement with the name of the schema in use.
@@ -65,9 +68,8 @@ impl<'c> Tx<'c> {
 
     /// Makes statements of the open transaction fail if they wait for a lock for longer.
     pub(super) async fn limit_lock_waits(&mut self, max_wait: Duration) -> Sql<()> {
-        let max_wait = max_wait.as_millis().max(1);
         sqlx::query("select set_config('lock_timeout', $1, true)")
-            .bind(format!("{max_wait}ms"))
+            .bind(lock_timeout(max_wait))
             .execute(&mut *self.connection)
             .await?;
         Ok(())
@@ -80,6 +82,26 @@ impl<'c> Tx<'c> {
     /// Begins a transaction for statements that find each of their rows through an index.
     pub(super) async fn begin_indexed(&mut self) -> Sql<Transaction<'_>> {
         self.begin_unless_begun(BEGIN_INDEXED).await
+    }
+
+    /// As [`begin`](Tx::begin) or, if it is `indexed`, [`begin_indexed`](Tx::begin_indexed). The statements fail if they
+    /// wait for a lock for longer than this.
+    pub(super) async fn begin_with_limit(
+        &mut self,
+        atomicity: Atomicity,
+        max_wait: Duration,
+    ) -> Sql<Transaction<'_>> {
+        let begin = if atomicity == Atomicity::TogetherIndexed { BEGIN_INDEXED } else { BEGIN };
+        let limited = format!("{begin}; set local lock_timeout = '{}'", lock_timeout(max_wait));
+        if !self.connection.is_in_transaction() {
+            return Ok(Transaction {
+                store: self.store,
+                inner: self.connection.begin_with(AssertSqlSafe(limited)).await?,
+            });
+        }
+        let mut transaction = self.begin_unless_begun(begin).await?;
+        transaction.tx().limit_lock_waits(max_wait).await?;
+        Ok(transaction)
     }
 
     async fn begin_unless_begun(&mut self, begin: &'static str) -> Sql<Transaction<'_>> {
@@ -106,6 +128,11 @@ impl<'c> Tx<'c> {
     pub(super) async fn begin_snapshot(&mut self) -> Sql<Transaction<'_>> {
         Ok(Transaction { store: self.store, inner: self.connection.begin_with(BEGIN_SNAPSHOT).await? })
     }
+}
+
+/// A time in the words of `lock_timeout`.
+pub(super) fn lock_timeout(max_wait: Duration) -> String {
+    format!("{}ms", max_wait.as_millis().max(1))
 }
 
 /// A transaction. It rolls back unless it is committed.
@@ -167,7 +194,7 @@ impl Fault {
         self.is_duplicate() || self.code().as_deref() == Some("22P02")
     }
 
-    pub(super) fn is_lock_timeout(&self) -> bool {
+    pub(in crate::store) fn is_lock_timeout(&self) -> bool {
         self.code().as_deref() == Some("55P03")
     }
 

@@ -4,13 +4,19 @@ use async_trait::async_trait;
 
 use super::db::Rows;
 use super::enqueue::enqueue;
+use super::events;
 use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::store::db::Sql;
+use crate::store::events::Woken;
 use crate::store::moves::Moves;
 
 #[async_trait]
 impl Moves for Rows<'_> {
     async fn insert_jobs(&mut self, jobs: &[ValidJob]) -> Sql<EnqueuedBatch> {
         Ok(enqueue(&self.tx()?, jobs)?)
+    }
+
+    async fn wake(&mut self, events: &[String], limit: u32) -> Sql<Woken> {
+        Ok(events::wake(&self.tx()?, events, limit)?)
     }
 }

@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, lease, migrate, operate, operate_flows,
-    queues, recover, retain, settle, stats, steps, workers,
+    advance, check, claim, enqueue, flows, groups, inspect, lease, migrate, operate, operate_flows, queues,
+    recover, retain, settle, stats, steps, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -211,31 +211,6 @@ impl Store for SqliteStore {
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
         let filter = filter.clone();
         self.engine.read(move |tx| operate::dead_letters(tx, &filter)).await
-    }
-
-    // ---- events -----------------------------------------------------------
-
-    async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted> {
-        let (name, payload) = (name.to_owned(), payload.to_owned());
-        self.engine.write(move |tx| events::emit(tx, &name, &payload)).await
-    }
-
-    async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>> {
-        let names = names.to_vec();
-        self.engine.read(move |tx| events::events(tx, &names)).await
-    }
-
-    async fn deliver(&self, _: Option<&EventPlace>, limit: u32) -> Result<Delivered> {
-        // There is one writer at a time, so no wait is locked, and what was delivered is not fresh any more.
-        // Almost always there is nothing to deliver, and nothing is written.
-        if !self.engine.read(events::has_fresh).await? {
-            return Ok(Delivered::default());
-        }
-        self.engine.write(move |tx| events::deliver(tx, limit)).await
-    }
-
-    async fn remove_events(&self, limit: u32) -> Result<u64> {
-        self.engine.write(move |tx| events::remove_events(tx, limit)).await
     }
 
     // ---- flows ------------------------------------------------------------
