@@ -99,8 +99,7 @@ pub use settle::{MAX_HISTORY, Settled, Settlement};
 pub use stats::{Ahead, Count, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
-pub(crate) use steps::journals_that_fit;
-pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, SavedWork, StepRecord, StepState};
+pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, SavedWork, StepRecord, StepState, Steps};
 pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord, Tokens};
 pub use workers::{ALL_QUEUES, Beat, LiveLease, NewWorker, Registration, WorkerRecord, Workers};
 
@@ -163,6 +162,7 @@ pub trait Store:
     + Operations
     + QueueSettings
     + Schedules
+    + Steps
     + Tokens
     + Workers
     + std::any::Any
@@ -261,23 +261,6 @@ pub trait Store:
 
     /// Returns whether a lease is live now.
     async fn assert_lease(&self, lease: &Lease) -> Result<Fenced>;
-
-    // ---- steps ------------------------------------------------------------
-
-    /// Returns the journaled steps of a job, ordered by name.
-    async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>>;
-
-    /// Returns what earlier attempts of jobs saved, in the order of the ids. Together, the steps have
-    /// at most `max_bytes`; those of the other jobs are left out.
-    async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>>;
-
-    /// Returns how large the journal of a job is, and its steps with these names.
-    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled>;
-
-    /// Journals steps that are done, each under its lease. From then on, the attempts and
-    /// interruptions of the job count from this attempt. A step that is done already keeps
-    /// its value, so the call may be repeated when its reply was lost.
-    async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>>;
 
     // ---- settle -----------------------------------------------------------
 

@@ -1,10 +1,12 @@
 //! Moves of jobs between tables, for which each engine has its own statements: sets on Postgres, rows on SQLite. The
-//! procedures that use them are written once.
+//! procedures that use them are written once. Also the few other parts of procedures that are one statement on Postgres
+//! and several on SQLite.
 
 use async_trait::async_trait;
 
 use super::db::Sql;
 use super::events::Woken;
+use super::{Fenced, NewStep};
 use crate::enqueue::{EnqueuedBatch, ValidJob};
 
 #[async_trait]
@@ -15,4 +17,7 @@ pub(crate) trait Moves: Send {
     /// Makes the jobs due that wait for these events, and marks up to `limit` waits as woken. A wait whose job has moved on
     /// wakes nothing. Waits that another transaction has locked, or whose jobs are locked, stay as they are.
     async fn wake(&mut self, events: &[String], limit: u32) -> Sql<Woken>;
+
+    /// Journals steps, as [`save_steps`](super::Steps::save_steps) does.
+    async fn save_steps(&mut self, steps: &[NewStep]) -> Sql<Vec<Fenced>>;
 }

@@ -1,38 +1,12 @@
-//! Events, as far as jobs move: waking those that wait, and what a suspension reads. The rest is in
-//! `store/events.rs`.
+//! Events, as far as jobs move: waking those that wait. The rest is in `store/events.rs`; a suspension reads events in
+//! `steps.rs`.
 
 use sqlx::Row;
 
 use super::operate::requeue_now;
 use super::turns::add_turns;
 use super::tx::{Sql, Tx};
-use crate::store::events::{Woken, is_expired};
-
-/// The names are sorted, so that two transactions never wait for each other.
-const LOCK_AWAITED: &str = "
-    select count(pg_advisory_xact_lock_shared(hashtextextended('longshore.events:' || name, 0)))
-      from (select name from unnest($1::text[]) as n(name) order by name) as sorted";
-
-const IS_ANY_EMITTED: &str = concat!(
-    "
-    select exists (
-      select 1
-        from longshore.events e
-       where e.name = any($1)
-         and not ",
-    is_expired!("interval '7 days'"),
-    ")"
-);
-
-/// Whether one of these events has been emitted. Until the transaction ends, none of them is
-/// delivered.
-pub(super) async fn is_any_emitted(tx: &mut Tx<'_>, names: &[String]) -> Sql<bool> {
-    if names.is_empty() {
-        return Ok(false);
-    }
-    sqlx::query(tx.sql(LOCK_AWAITED)).bind(names).execute(&mut *tx.connection).await?;
-    Ok(sqlx::query_scalar(tx.sql(IS_ANY_EMITTED)).bind(names).fetch_one(&mut *tx.connection).await?)
-}
+use crate::store::events::Woken;
 
 /// Wakes up to `$2` jobs that wait for these events. Each job is found by its primary key,
 /// whatever the planner assumes about the tables. A wait that is locked by another

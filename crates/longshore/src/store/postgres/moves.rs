@@ -4,11 +4,13 @@ use async_trait::async_trait;
 
 use super::enqueue::insert_any;
 use super::events;
+use super::steps;
 use super::tx::Tx;
 use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::store::db::Sql;
 use crate::store::events::Woken;
 use crate::store::moves::Moves;
+use crate::store::{Fenced, NewStep};
 
 #[async_trait]
 impl Moves for Tx<'_> {
@@ -18,5 +20,9 @@ impl Moves for Tx<'_> {
 
     async fn wake(&mut self, events: &[String], limit: u32) -> Sql<Woken> {
         Ok(events::wake(self, events, limit).await?)
+    }
+
+    async fn save_steps(&mut self, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
+        Ok(steps::save_steps(self, steps).await?)
     }
 }

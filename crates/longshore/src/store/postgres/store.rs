@@ -16,7 +16,7 @@ use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
     advance, check, claim, enqueue, flows, groups, inspect, lease, migrate, operate, operate_flows, queues,
-    recover, retain, settle, stats, steps, workers,
+    recover, retain, settle, stats, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -136,28 +136,6 @@ impl Store for PostgresStore {
 
     async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
         self.run_quick(*lease, |tx, lease| Box::pin(lease::assert_lease(tx, lease))).await
-    }
-
-    // ---- steps ------------------------------------------------------------
-
-    async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
-        self.run_read(id, |tx, id| Box::pin(steps::steps(tx, *id))).await
-    }
-
-    async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>> {
-        self.run_read((ids.to_vec(), max_bytes), |tx, (ids, max_bytes)| {
-            Box::pin(steps::saved_work(tx, ids, *max_bytes))
-        })
-        .await
-    }
-
-    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
-        self.run_read((id, names.to_vec()), |tx, (id, names)| Box::pin(steps::journaled(tx, *id, names)))
-            .await
-    }
-
-    async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
-        self.run_quick(steps.to_vec(), |tx, steps| Box::pin(steps::save_steps(tx, steps))).await
     }
 
     // ---- settle -----------------------------------------------------------

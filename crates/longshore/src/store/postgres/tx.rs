@@ -104,6 +104,35 @@ impl<'c> Tx<'c> {
         Ok(transaction)
     }
 
+    /// Begins a transaction. Until it ends, no other one [locks](crate::store::db::Db::lock_each) these names. If this
+    /// fails, [roll back](Tx::roll_back_begin).
+    pub(super) async fn begin_sharing(&mut self, of: &'static str, names: &[String]) -> Sql<Transaction<'_>> {
+        if names.is_empty() {
+            return self.begin().await;
+        }
+        // A statement without parameters may follow another one, in one round trip. It is a statement of its own: the
+        // next one has a newer snapshot.
+        let keys = names.iter().map(|name| self.fill(&format!("longshore.{of}:")) + name);
+        let keys: Vec<String> = keys.map(|key| format!("'{}'", hex(key.as_bytes()))).collect();
+        let keys = keys.join(", ");
+        let begin = format!(
+            "{BEGIN};
+             select count(pg_advisory_xact_lock_shared(hashtextextended(key, 0)))
+               from (select convert_from(decode(hex, 'hex'), 'UTF8') as key
+                       from unnest(array[{keys}]) as k(hex)
+                      order by key) as sorted"
+        );
+        let inner = self.connection.begin_with(AssertSqlSafe(begin)).await?;
+        Ok(Transaction { store: self.store, inner })
+    }
+
+    /// Rolls back a transaction that failed while it began. The driver does not know that it is open.
+    pub(super) async fn roll_back_begin(&mut self) {
+        if let Err(error) = sqlx::raw_sql("rollback").execute(&mut *self.connection).await {
+            tracing::debug!(%error, "could not roll back");
+        }
+    }
+
     async fn begin_unless_begun(&mut self, begin: &'static str) -> Sql<Transaction<'_>> {
         let inner = if self.connection.is_in_transaction() {
             self.connection.begin().await?
@@ -128,6 +157,10 @@ impl<'c> Tx<'c> {
     pub(super) async fn begin_snapshot(&mut self) -> Sql<Transaction<'_>> {
         Ok(Transaction { store: self.store, inner: self.connection.begin_with(BEGIN_SNAPSHOT).await? })
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A time in the words of `lock_timeout`.

@@ -5,10 +5,12 @@ use async_trait::async_trait;
 use super::db::Rows;
 use super::enqueue::enqueue;
 use super::events;
+use super::steps;
 use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::store::db::Sql;
 use crate::store::events::Woken;
 use crate::store::moves::Moves;
+use crate::store::{Fenced, NewStep};
 
 #[async_trait]
 impl Moves for Rows<'_> {
@@ -18,5 +20,9 @@ impl Moves for Rows<'_> {
 
     async fn wake(&mut self, events: &[String], limit: u32) -> Sql<Woken> {
         Ok(events::wake(&self.tx()?, events, limit)?)
+    }
+
+    async fn save_steps(&mut self, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
+        Ok(steps::save_steps(&self.tx()?, steps)?)
     }
 }

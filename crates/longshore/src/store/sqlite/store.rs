@@ -13,7 +13,7 @@ use super::SqliteStore;
 use super::tx::Tx;
 use super::{
     advance, check, claim, enqueue, flows, groups, inspect, lease, migrate, operate, operate_flows, queues,
-    recover, retain, settle, stats, steps, workers,
+    recover, retain, settle, stats, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -134,27 +134,6 @@ impl Store for SqliteStore {
     async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
         let lease = *lease;
         self.engine.read(move |tx| lease::assert_lease(tx, &lease)).await
-    }
-
-    // ---- steps ------------------------------------------------------------
-
-    async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
-        self.engine.read(move |tx| steps::steps(tx, id)).await
-    }
-
-    async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>> {
-        let ids = ids.to_vec();
-        self.engine.read(move |tx| steps::saved_work(tx, &ids, max_bytes)).await
-    }
-
-    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
-        let names = names.to_vec();
-        self.engine.read(move |tx| steps::journaled(tx, id, &names)).await
-    }
-
-    async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
-        let steps = steps.to_vec();
-        self.engine.write(move |tx| steps::save_steps(tx, &steps)).await
     }
 
     // ---- settle -----------------------------------------------------------
