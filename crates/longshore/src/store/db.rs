@@ -244,6 +244,7 @@ arg_from! {
     bool => |v| Arg::Bool(Some(v)),
     Option<bool> => |v| Arg::Bool(v),
     i16 => |v| Arg::Int(Some(v.into())),
+    i32 => |v| Arg::Int(Some(v.into())),
     i64 => |v| Arg::Int(Some(v)),
     Option<i64> => |v| Arg::Int(v),
     u32 => |v| Arg::Int(Some(v.into())),

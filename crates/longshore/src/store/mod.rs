@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::BoxFuture;
@@ -82,7 +81,7 @@ pub use inspect::{Glance, ListFilter, Page, Payloads};
 #[cfg(feature = "api")]
 pub(crate) use kinds::TOO_MANY_KINDS;
 pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, MAX_SCHEMA, NewKind, Schemas};
-pub use lease::{Fenced, Lease};
+pub use lease::{Fenced, Lease, Leases};
 pub(crate) use migrate::{Applied, Scripts, older_workers_live};
 pub use migrate::{Migrated, Migration, SCHEMA_VERSION};
 pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
@@ -159,6 +158,7 @@ pub trait Store:
     + GroupSettings
     + History
     + Kinds
+    + Leases
     + Operations
     + QueueSettings
     + Schedules
@@ -237,31 +237,6 @@ pub trait Store:
     /// dead.
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims>;
 
-    // ---- lease ------------------------------------------------------------
-
-    /// Returns the claim behind each lease, as [`claim`](Store::claim) returned it,
-    /// for callers that do not keep claims in memory; `None` if the lease is not
-    /// live. Only `run_at` may differ: the due time of a retry is deleted when the
-    /// job is claimed, so this is the time the job was enqueued for.
-    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>>;
-
-    /// Records that the handler of a suspect job is about to start, so that later
-    /// interruptions of this attempt count.
-    async fn mark_started(&self, lease: &Lease) -> Result<Fenced>;
-
-    /// Replaces the progress shown for running jobs.
-    async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>>;
-
-    /// Saves the checkpoints of running jobs. They are kept when the attempts end. The last one of each lease
-    /// counts.
-    async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>>;
-
-    /// Returns the newest checkpoint of a job.
-    async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>>;
-
-    /// Returns whether a lease is live now.
-    async fn assert_lease(&self, lease: &Lease) -> Result<Fenced>;
-
     // ---- settle -----------------------------------------------------------
 
     /// Ends leases. An item is stored only if its lease is live and the job's flags
@@ -279,16 +254,6 @@ pub trait Store:
     /// the database refused a follow-up job. That item has changed nothing; the
     /// others may be stored. To learn which, settle the items one by one.
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>>;
-
-    // ---- workers ----------------------------------------------------------
-
-    /// Refreshes a worker's heartbeat. Returns which of the leases it holds are lost
-    /// and which jobs it must cancel. A worker that was declared dead stays dead.
-    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat>;
-
-    /// Refreshes a worker's heartbeat, as [`beat`](Store::beat) does, and returns every live lease of the
-    /// worker, ordered by job id; `None` if the worker was declared dead or is unknown.
-    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>>;
 
     // ---- recover ----------------------------------------------------------
 

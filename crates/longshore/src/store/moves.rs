@@ -6,8 +6,9 @@ use async_trait::async_trait;
 
 use super::db::Sql;
 use super::events::Woken;
-use super::{Fenced, NewStep};
+use super::{Beat, Claimed, Fenced, Lease, LiveLease, NewStep};
 use crate::enqueue::{EnqueuedBatch, ValidJob};
+use crate::job::WorkerId;
 
 #[async_trait]
 pub(crate) trait Moves: Send {
@@ -20,4 +21,13 @@ pub(crate) trait Moves: Send {
 
     /// Journals steps, as [`save_steps`](super::Steps::save_steps) does.
     async fn save_steps(&mut self, steps: &[NewStep]) -> Sql<Vec<Fenced>>;
+
+    /// Reads the claims behind leases, as [`claims`](super::Leases::claims) does.
+    async fn claims(&mut self, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>>;
+
+    /// Refreshes a worker's heartbeat, as [`beat`](super::Workers::beat) does.
+    async fn beat(&mut self, worker: WorkerId, held: &[Lease]) -> Sql<Beat>;
+
+    /// Refreshes a worker's heartbeat, as [`beat_and_list`](super::Workers::beat_and_list) does.
+    async fn beat_and_list(&mut self, worker: WorkerId) -> Sql<Option<Vec<LiveLease>>>;
 }

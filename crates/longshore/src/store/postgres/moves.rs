@@ -4,13 +4,14 @@ use async_trait::async_trait;
 
 use super::enqueue::insert_any;
 use super::events;
-use super::steps;
 use super::tx::Tx;
+use super::{lease, steps, workers};
 use crate::enqueue::{EnqueuedBatch, ValidJob};
+use crate::job::WorkerId;
 use crate::store::db::Sql;
 use crate::store::events::Woken;
 use crate::store::moves::Moves;
-use crate::store::{Fenced, NewStep};
+use crate::store::{Beat, Claimed, Fenced, Lease, LiveLease, NewStep};
 
 #[async_trait]
 impl Moves for Tx<'_> {
@@ -24,5 +25,17 @@ impl Moves for Tx<'_> {
 
     async fn save_steps(&mut self, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
         Ok(steps::save_steps(self, steps).await?)
+    }
+
+    async fn claims(&mut self, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>> {
+        Ok(lease::claims(self, leases).await?)
+    }
+
+    async fn beat(&mut self, worker: WorkerId, held: &[Lease]) -> Sql<Beat> {
+        Ok(workers::beat(self, worker, held).await?)
+    }
+
+    async fn beat_and_list(&mut self, worker: WorkerId) -> Sql<Option<Vec<LiveLease>>> {
+        Ok(workers::beat_and_list(self, worker).await?)
     }
 }

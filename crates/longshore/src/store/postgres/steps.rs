@@ -3,7 +3,6 @@
 
 use sqlx::Row;
 
-use super::lease::fenced;
 use super::tx::{Sql, Tx};
 use crate::store::events::is_expired;
 use crate::store::{Fenced, NewStep, Settlement};
@@ -61,7 +60,7 @@ pub(super) async fn save_steps(tx: &mut Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fe
         .await?;
     let mut results = vec![Fenced::LeaseLost; steps.len()];
     for row in rows {
-        results[row.try_get::<i64, _>(0)? as usize - 1] = fenced(true);
+        results[row.try_get::<i64, _>(0)? as usize - 1] = Fenced::Held;
     }
     Ok(results)
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::listen::CANCEL_POLL_INTERVAL;
@@ -15,10 +14,10 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, flows, groups, inspect, lease, migrate, operate, operate_flows, queues,
-    recover, retain, settle, stats, workers,
+    advance, check, claim, enqueue, flows, groups, inspect, migrate, operate, operate_flows, queues, recover,
+    retain, settle, stats,
 };
-use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
+use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
@@ -105,39 +104,6 @@ impl Store for PostgresStore {
         Ok(claims)
     }
 
-    // ---- lease ------------------------------------------------------------
-
-    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
-        self.run_read(leases.to_vec(), |tx, leases| Box::pin(lease::claims(tx, leases))).await
-    }
-
-    async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
-        self.run_quick(*lease, |tx, lease| Box::pin(lease::mark_started(tx, lease))).await
-    }
-
-    async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
-        reports.iter().try_for_each(|(_, progress)| check_json("progress", progress.get(), MAX_PAYLOAD))?;
-        self.run_quick(reports.to_vec(), |tx, reports| Box::pin(lease::progress(tx, reports))).await
-    }
-
-    async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
-        for (_, data) in checkpoints {
-            check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
-        }
-        self.run_quick(checkpoints.to_vec(), |tx, checkpoints| {
-            Box::pin(lease::save_checkpoints(tx, checkpoints))
-        })
-        .await
-    }
-
-    async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
-        self.run_read(id, |tx, id| Box::pin(lease::checkpoint(tx, *id))).await
-    }
-
-    async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
-        self.run_quick(*lease, |tx, lease| Box::pin(lease::assert_lease(tx, lease))).await
-    }
-
     // ---- settle -----------------------------------------------------------
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
@@ -145,19 +111,6 @@ impl Store for PostgresStore {
         // Each statement has its own short deadline. If many leases are locked,
         // they are ended one by one.
         self.run_here(Mode::QUICK_IN_PARTS, settlements.to_vec(), work).await
-    }
-
-    // ---- workers ----------------------------------------------------------
-
-    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
-        self.run_while_awaited((worker, held.to_vec()), |tx, (worker, held)| {
-            Box::pin(workers::beat(tx, *worker, held))
-        })
-        .await
-    }
-
-    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
-        self.run_while_awaited(worker, |tx, worker| Box::pin(workers::beat_and_list(tx, *worker))).await
     }
 
     // ---- recover ----------------------------------------------------------

@@ -3,7 +3,6 @@
 
 use rusqlite::params;
 
-use super::lease::fenced;
 use super::tx::{Sql, Tx};
 use crate::job::JobId;
 use crate::store::{Fenced, Lease, NewStep, Settlement};
@@ -29,7 +28,8 @@ pub(super) fn save_steps(tx: &Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
          where value is null";
     let save = |step: &NewStep| {
         let Lease { id, lease_no, worker } = step.lease;
-        let held = fenced(tx.execute(PROGRESS, params![id.0.as_bytes(), lease_no, worker.0.as_bytes()])?);
+        let held = tx.execute(PROGRESS, params![id.0.as_bytes(), lease_no, worker.0.as_bytes()])?;
+        let held = Fenced::of(held > 0);
         if held == Fenced::Held {
             let params = params![id.0.as_bytes(), step.name, lease_no, tx.now()?, step.value.get()];
             tx.execute(SAVE, params)?;

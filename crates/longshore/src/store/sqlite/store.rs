@@ -6,16 +6,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, flows, groups, inspect, lease, migrate, operate, operate_flows, queues,
-    recover, retain, settle, stats, workers,
+    advance, check, claim, enqueue, flows, groups, inspect, migrate, operate, operate_flows, queues, recover,
+    retain, settle, stats,
 };
-use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
+use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
@@ -101,57 +100,11 @@ impl Store for SqliteStore {
         Ok(claims)
     }
 
-    // ---- lease ------------------------------------------------------------
-
-    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
-        let leases = leases.to_vec();
-        self.engine.read(move |tx| lease::claims(tx, &leases)).await
-    }
-
-    async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
-        let lease = *lease;
-        self.engine.write(move |tx| lease::mark_started(tx, &lease)).await
-    }
-
-    async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
-        reports.iter().try_for_each(|(_, progress)| check_json("progress", progress.get(), MAX_PAYLOAD))?;
-        let reports = reports.to_vec();
-        self.engine.write(move |tx| lease::progress(tx, &reports)).await
-    }
-
-    async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
-        for (_, data) in checkpoints {
-            check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
-        }
-        let checkpoints = checkpoints.to_vec();
-        self.engine.write(move |tx| lease::save_checkpoints(tx, &checkpoints)).await
-    }
-
-    async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
-        self.engine.read(move |tx| lease::checkpoint(tx, id)).await
-    }
-
-    async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
-        let lease = *lease;
-        self.engine.read(move |tx| lease::assert_lease(tx, &lease)).await
-    }
-
     // ---- settle -----------------------------------------------------------
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
         let settlements = settlements.to_vec();
         self.engine.write(move |tx| settle::settle(tx, &settlements)).await?
-    }
-
-    // ---- workers ----------------------------------------------------------
-
-    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
-        let held = held.to_vec();
-        self.engine.write(move |tx| workers::beat(tx, worker, &held)).await
-    }
-
-    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
-        self.engine.write(move |tx| workers::beat_and_list(tx, worker)).await
     }
 
     // ---- recover ----------------------------------------------------------
