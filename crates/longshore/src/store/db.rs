@@ -120,12 +120,14 @@ pub(super) enum Expected {
     ReadWhileAwaited,
     /// It may take long.
     Slow,
+    /// It may take long, and it only reads.
+    SlowRead,
 }
 
 impl Expected {
     #[cfg(feature = "sqlite")]
     pub(super) fn only_reads(self) -> bool {
-        matches!(self, Expected::QuickRead | Expected::View | Expected::ReadWhileAwaited)
+        matches!(self, Expected::QuickRead | Expected::View | Expected::ReadWhileAwaited | Expected::SlowRead)
     }
 }
 
@@ -164,6 +166,7 @@ impl How {
     pub(crate) const WHILE_AWAITED: How = How::new(Expected::WhileAwaited);
     pub(crate) const READ_WHILE_AWAITED: How = How::new(Expected::ReadWhileAwaited);
     pub(crate) const SLOW: How = How::new(Expected::Slow);
+    pub(crate) const SLOW_READ: How = How::new(Expected::SlowRead);
 
     /// Stores all statements together or none.
     pub(crate) const fn together(self) -> Self {
@@ -363,6 +366,7 @@ column! {
     i32 { Value::Int(v) => v.try_into().ok() }
     i16 { Value::Int(v) => v.try_into().ok() }
     u64 { Value::Int(v) => v.try_into().ok() }
+    u16 { Value::Int(v) => v.try_into().ok() }
     u32 { Value::Int(v) => v.try_into().ok() }
     String { Value::Text(v) => Some(v) }
     [u8; 32] { Value::Bytes(v) => v.try_into().ok() }

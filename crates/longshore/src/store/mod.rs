@@ -24,7 +24,6 @@ use crate::BoxFuture;
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
 mod check;
@@ -85,7 +84,7 @@ pub use lease::{Fenced, Lease, Leases};
 pub(crate) use migrate::{Applied, Scripts, older_workers_live};
 pub use migrate::{Migrated, Migration, SCHEMA_VERSION};
 pub use notices::{CancelNotices, EventNotices, Notice, Wakeups};
-pub use operate::{DeadFilter, Operated, Operation};
+pub use operate::{DeadFilter, Operate, Operated, Operation};
 pub use operations::{
     Action, Executor, JobFilter, NewOperation, OperationFilter, OperationRecord, OperationState,
     OperationStep, Operations, Selection, TakenOperation,
@@ -159,6 +158,7 @@ pub trait Store:
     + History
     + Kinds
     + Leases
+    + Operate
     + Operations
     + QueueSettings
     + Schedules
@@ -281,20 +281,6 @@ pub trait Store:
     /// unknown when the item is stored. Does not wait for locked rows. An item that
     /// cannot be stored now is deferred and does not affect the others.
     async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>>;
-
-    // ---- operate ----------------------------------------------------------
-
-    /// Returns a job's state, read from one snapshot; `None` if the job does not
-    /// exist.
-    async fn locate(&self, id: JobId) -> Result<Option<State>>;
-
-    /// Carries out an operator's command if the job is still in the state `from`.
-    /// Otherwise changes nothing and returns [`Operated::Moved`]. `wait` is how long to wait for a job, or a key that
-    /// it needs, that another client's open transaction holds.
-    async fn operate(&self, id: JobId, from: &State, to: &Operation, wait: KeyWait) -> Result<Operated>;
-
-    /// Lists the ids of dead letters, oldest first.
-    async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
 
     // ---- flows ------------------------------------------------------------
 

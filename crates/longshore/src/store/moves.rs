@@ -7,8 +7,9 @@ use async_trait::async_trait;
 use super::db::Sql;
 use super::events::Woken;
 use super::{Beat, Claimed, Fenced, Lease, LiveLease, NewStep};
-use crate::enqueue::{EnqueuedBatch, ValidJob};
-use crate::job::WorkerId;
+use crate::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
+use crate::job::{JobId, WorkerId};
+use crate::lifecycle::{Finished, Waiting};
 
 #[async_trait]
 pub(crate) trait Moves: Send {
@@ -18,6 +19,22 @@ pub(crate) trait Moves: Send {
     /// Makes the jobs due that wait for these events, and marks up to `limit` waits as woken. A wait whose job has moved on
     /// wakes nothing. Waits that another transaction has locked, or whose jobs are locked, stay as they are.
     async fn wake(&mut self, events: &[String], limit: u32) -> Sql<Woken>;
+
+    /// Cancels a job that waits as `seen`. Returns false if it does not.
+    async fn cancel_waiting(&mut self, id: JobId, seen: &Waiting, attempts: u16) -> Sql<bool>;
+
+    /// Makes a job due that waits as `seen`. Returns false if it does not.
+    async fn run_now(&mut self, id: JobId, seen: &Waiting) -> Sql<bool>;
+
+    /// Edits a job that waits as `seen`. Returns false if it does not.
+    async fn rewrite(&mut self, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<bool>;
+
+    /// Returns a job to the queue that finished as `seen`, with a fresh budget. It owns its unique key. Returns false if
+    /// it is not finished like that.
+    async fn reopen_finished(&mut self, id: JobId, seen: &Finished) -> Sql<bool>;
+
+    /// Removes a job that finished as `seen`. Returns false if it is not finished like that.
+    async fn remove_finished(&mut self, id: JobId, seen: &Finished) -> Sql<bool>;
 
     /// Journals steps, as [`save_steps`](super::Steps::save_steps) does.
     async fn save_steps(&mut self, steps: &[NewStep]) -> Sql<Vec<Fenced>>;

@@ -36,7 +36,7 @@ impl Engine for PostgresStore {
             Expected::WhileAwaited | Expected::ReadWhileAwaited => {
                 self.run_while_awaited(procedure, run).await
             }
-            Expected::Slow => self.run(procedure, run).await,
+            Expected::Slow | Expected::SlowRead => self.run(procedure, run).await,
         }
     }
 }
@@ -91,7 +91,7 @@ async fn run_limited<A, T>(
 
 fn mode(expected: Expected) -> Mode {
     match expected {
-        Expected::Slow | Expected::View => Mode::SLOW,
+        Expected::Slow | Expected::SlowRead | Expected::View => Mode::SLOW,
         Expected::Quick | Expected::QuickRead | Expected::WhileAwaited | Expected::ReadWhileAwaited => {
             Mode::QUICK
         }

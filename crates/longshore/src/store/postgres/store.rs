@@ -14,13 +14,12 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, flows, groups, inspect, migrate, operate, operate_flows, queues, recover,
-    retain, settle, stats,
+    advance, check, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues, recover, retain,
+    settle, stats,
 };
 use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]
@@ -129,32 +128,6 @@ impl Store for PostgresStore {
 
     async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
         self.run(recoveries.to_vec(), |tx, recoveries| Box::pin(recover::recover(tx, recoveries))).await
-    }
-
-    // ---- operate ----------------------------------------------------------
-
-    async fn locate(&self, id: JobId) -> Result<Option<State>> {
-        self.run_read(id, |tx, id| Box::pin(operate::locate(tx, *id))).await
-    }
-
-    async fn operate(&self, id: JobId, from: &State, to: &Operation, wait: KeyWait) -> Result<Operated> {
-        let work: Work<_, _> = |tx, (id, from, to, wait): &(JobId, State, Operation, LockWait)| {
-            Box::pin(operate::operate(tx, *id, from, to, wait.remaining()))
-        };
-        let args = |wait| (id, from.clone(), to.clone(), LockWait::new(wait));
-        let first = if wait == KeyWait::Skip { wait } else { KeyWait::Short };
-        // Most jobs are not locked, so try first without one of the few connections for long
-        // waits.
-        match self.run(args(first), work).await {
-            Err(error) if error.is_locked() && wait != KeyWait::Skip => {
-                self.run_as(Mode::WAITING, args(KeyWait::Long), work).await
-            }
-            done => done,
-        }
-    }
-
-    async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
-        self.run(filter.clone(), |tx, filter| Box::pin(operate::dead_letters(tx, filter))).await
     }
 
     // ---- flows ------------------------------------------------------------

@@ -5,9 +5,10 @@ use async_trait::async_trait;
 use super::db::Rows;
 use super::enqueue::enqueue;
 use super::events;
-use super::{lease, steps, workers};
-use crate::enqueue::{EnqueuedBatch, ValidJob};
-use crate::job::WorkerId;
+use super::{lease, operate, steps, workers};
+use crate::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
+use crate::job::{JobId, WorkerId};
+use crate::lifecycle::{Finished, Waiting};
 use crate::store::db::Sql;
 use crate::store::events::Woken;
 use crate::store::moves::Moves;
@@ -21,6 +22,26 @@ impl Moves for Rows<'_> {
 
     async fn wake(&mut self, events: &[String], limit: u32) -> Sql<Woken> {
         Ok(events::wake(&self.tx()?, events, limit)?)
+    }
+
+    async fn cancel_waiting(&mut self, id: JobId, seen: &Waiting, attempts: u16) -> Sql<bool> {
+        Ok(operate::cancel(&self.tx()?, id, seen, attempts)?)
+    }
+
+    async fn run_now(&mut self, id: JobId, seen: &Waiting) -> Sql<bool> {
+        Ok(operate::run_now(&self.tx()?, id, seen)?)
+    }
+
+    async fn rewrite(&mut self, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<bool> {
+        Ok(operate::rewrite(&self.tx()?, id, seen, edit)?)
+    }
+
+    async fn reopen_finished(&mut self, id: JobId, seen: &Finished) -> Sql<bool> {
+        Ok(operate::reopen(&self.tx()?, id, seen)?)
+    }
+
+    async fn remove_finished(&mut self, id: JobId, seen: &Finished) -> Sql<bool> {
+        Ok(operate::remove(&self.tx()?, id, seen)?)
     }
 
     async fn save_steps(&mut self, steps: &[NewStep]) -> Sql<Vec<Fenced>> {

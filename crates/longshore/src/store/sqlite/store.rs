@@ -11,13 +11,12 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, flows, groups, inspect, migrate, operate, operate_flows, queues, recover,
-    retain, settle, stats,
+    advance, check, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues, recover, retain,
+    settle, stats,
 };
 use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]
@@ -127,22 +126,6 @@ impl Store for SqliteStore {
     async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
         let recoveries = recoveries.to_vec();
         self.engine.write(move |tx| recover::recover(tx, &recoveries)).await
-    }
-
-    // ---- operate ----------------------------------------------------------
-
-    async fn locate(&self, id: JobId) -> Result<Option<State>> {
-        self.engine.read(move |tx| operate::locate(tx, id)).await
-    }
-
-    async fn operate(&self, id: JobId, from: &State, to: &Operation, _: KeyWait) -> Result<Operated> {
-        let (from, to) = (from.clone(), to.clone());
-        self.engine.write(move |tx| operate::operate(tx, id, &from, &to)).await
-    }
-
-    async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
-        let filter = filter.clone();
-        self.engine.read(move |tx| operate::dead_letters(tx, &filter)).await
     }
 
     // ---- flows ------------------------------------------------------------
