@@ -122,12 +122,21 @@ pub(super) enum Expected {
     Slow,
     /// It may take long, and it only reads.
     SlowRead,
+    /// It reads all tables.
+    AllTables,
 }
 
 impl Expected {
     #[cfg(feature = "sqlite")]
     pub(super) fn only_reads(self) -> bool {
-        matches!(self, Expected::QuickRead | Expected::View | Expected::ReadWhileAwaited | Expected::SlowRead)
+        matches!(
+            self,
+            Expected::QuickRead
+                | Expected::View
+                | Expected::ReadWhileAwaited
+                | Expected::SlowRead
+                | Expected::AllTables
+        )
     }
 }
 
@@ -138,6 +147,8 @@ pub(super) enum Atomicity {
     /// Each statement is stored by itself.
     Single,
     Together,
+    /// As `Together`. The statements only read, may take long, and all see the same rows.
+    LongSnapshot,
     /// As `Together`. The statements find each of their rows through an index, whatever the planner expects.
     TogetherIndexed,
 }
@@ -167,6 +178,8 @@ impl How {
     pub(crate) const READ_WHILE_AWAITED: How = How::new(Expected::ReadWhileAwaited);
     pub(crate) const SLOW: How = How::new(Expected::Slow);
     pub(crate) const SLOW_READ: How = How::new(Expected::SlowRead);
+    pub(crate) const ALL_TABLES: How =
+        How { atomicity: Atomicity::LongSnapshot, ..How::new(Expected::AllTables) };
 
     /// Stores all statements together or none.
     pub(crate) const fn together(self) -> Self {

@@ -59,7 +59,7 @@ mod upkeep;
 mod workers;
 
 pub use crate::enqueue::EnqueuedBatch;
-pub use check::{CheckReport, Durability, Problem};
+pub use check::{CheckReport, Checks, Durability, Problem};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
 pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};
@@ -152,7 +152,8 @@ async fn open_engine(url: &str) -> Result<Arc<dyn Store>> {
 /// of the items.
 #[async_trait]
 pub trait Store:
-    ErrorGroups
+    Checks
+    + ErrorGroups
     + Events
     + GroupSettings
     + History
@@ -442,15 +443,6 @@ pub trait Store:
     /// minutes are already folded into hours and are counted per hour. Reads only the
     /// tallies, never jobs.
     async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>>;
-
-    // ---- check ------------------------------------------------------------
-
-    /// Verifies, in one snapshot, that every job is in exactly one table, that keys
-    /// belong to live jobs and that the tallies match the rows. Changes nothing.
-    async fn check(&self) -> Result<CheckReport>;
-
-    /// Reports the settings of the database with which a crash may lose stored jobs.
-    async fn durability(&self) -> Result<Durability>;
 
     // ---- retain -----------------------------------------------------------
 

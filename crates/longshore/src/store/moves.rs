@@ -4,9 +4,10 @@
 
 use async_trait::async_trait;
 
+use super::check::Dialect;
 use super::db::Sql;
 use super::events::Woken;
-use super::{Beat, Claimed, Fenced, Lease, LiveLease, NewStep};
+use super::{Beat, Claimed, Durability, Fenced, Lease, LiveLease, NewStep};
 use crate::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Finished, Waiting};
@@ -47,4 +48,13 @@ pub(crate) trait Moves: Send {
 
     /// Refreshes a worker's heartbeat, as [`beat_and_list`](super::Workers::beat_and_list) does.
     async fn beat_and_list(&mut self, worker: WorkerId) -> Sql<Option<Vec<LiveLease>>>;
+
+    /// The engine's words for the statements of a check.
+    fn dialect(&mut self) -> Sql<Dialect>;
+
+    /// Runs a statement of a check, and returns the values of its rows as text.
+    async fn texts(&mut self, statement: String) -> Sql<Vec<Vec<String>>>;
+
+    /// Reads the settings of the database, as [`durability`](super::Checks::durability) does.
+    async fn durability(&mut self) -> Sql<Durability>;
 }

@@ -37,6 +37,7 @@ impl Engine for PostgresStore {
                 self.run_while_awaited(procedure, run).await
             }
             Expected::Slow | Expected::SlowRead => self.run(procedure, run).await,
+            Expected::AllTables => self.run_as(Mode::ALL_TABLES, procedure, run).await,
         }
     }
 }
@@ -75,15 +76,11 @@ async fn run_limited<A, T>(
     Procedure { how, args, work }: &Procedure<A, T>,
     max_wait: Option<Duration>,
 ) -> tx::Sql<T> {
-    let mut transaction = match (how.atomicity, max_wait) {
-        (Atomicity::Single, max_wait) => {
-            tx.max_lock_wait = max_wait;
-            return Ok(work(tx, args).await?);
-        }
-        (atomicity, Some(max_wait)) => tx.begin_with_limit(atomicity, max_wait).await?,
-        (Atomicity::Together, None) => tx.begin().await?,
-        (Atomicity::TogetherIndexed, None) => tx.begin_indexed().await?,
-    };
+    if how.atomicity == Atomicity::Single {
+        tx.max_lock_wait = max_wait;
+        return Ok(work(tx, args).await?);
+    }
+    let mut transaction = tx.begin_as(how.atomicity, max_wait).await?;
     let done = work(&mut transaction.tx(), args).await?;
     transaction.commit().await?;
     Ok(done)
@@ -92,6 +89,7 @@ async fn run_limited<A, T>(
 fn mode(expected: Expected) -> Mode {
     match expected {
         Expected::Slow | Expected::SlowRead | Expected::View => Mode::SLOW,
+        Expected::AllTables => Mode::ALL_TABLES,
         Expected::Quick | Expected::QuickRead | Expected::WhileAwaited | Expected::ReadWhileAwaited => {
             Mode::QUICK
         }

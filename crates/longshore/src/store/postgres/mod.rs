@@ -30,7 +30,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::lease::assert_lease;
-use super::{Fenced, Lease, NewFlow, PutFlow, Store};
+use super::{Checks, Fenced, Lease, NewFlow, PutFlow, Store};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use migrate::{DEFAULT_SCHEMA, Schema};

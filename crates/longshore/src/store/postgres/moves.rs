@@ -5,14 +5,15 @@ use async_trait::async_trait;
 use super::enqueue::insert_any;
 use super::events;
 use super::tx::Tx;
-use super::{lease, operate, steps, workers};
+use super::{check, lease, operate, steps, workers};
 use crate::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Finished, Waiting};
+use crate::store::check::Dialect;
 use crate::store::db::Sql;
 use crate::store::events::Woken;
 use crate::store::moves::Moves;
-use crate::store::{Beat, Claimed, Fenced, Lease, LiveLease, NewStep};
+use crate::store::{Beat, Claimed, Durability, Fenced, Lease, LiveLease, NewStep};
 
 #[async_trait]
 impl Moves for Tx<'_> {
@@ -58,5 +59,17 @@ impl Moves for Tx<'_> {
 
     async fn beat_and_list(&mut self, worker: WorkerId) -> Sql<Option<Vec<LiveLease>>> {
         Ok(workers::beat_and_list(self, worker).await?)
+    }
+
+    fn dialect(&mut self) -> Sql<Dialect> {
+        Ok(check::dialect(self))
+    }
+
+    async fn texts(&mut self, statement: String) -> Sql<Vec<Vec<String>>> {
+        Ok(check::texts(self, statement).await?)
+    }
+
+    async fn durability(&mut self) -> Sql<Durability> {
+        Ok(check::durability(self).await?)
     }
 }

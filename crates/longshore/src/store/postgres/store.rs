@@ -14,8 +14,8 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues, recover, retain,
-    settle, stats,
+    advance, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues, recover, retain, settle,
+    stats,
 };
 use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::error::Result;
@@ -343,16 +343,6 @@ impl Store for PostgresStore {
 
     async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>> {
         self.run_view(filter.clone(), |tx, filter| Box::pin(stats::tallied(tx, filter))).await
-    }
-
-    // ---- check ------------------------------------------------------------
-
-    async fn check(&self) -> Result<CheckReport> {
-        self.run_as(Mode::ALL_TABLES, (), |tx, ()| Box::pin(check::check(tx))).await
-    }
-
-    async fn durability(&self) -> Result<Durability> {
-        self.run_read((), |tx, ()| Box::pin(check::durability(tx))).await
     }
 
     // ---- retain -----------------------------------------------------------

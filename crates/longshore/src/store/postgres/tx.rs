@@ -33,6 +33,10 @@ const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
      set local enable_bitmapscan = off;
      set local enable_seqscan = off";
 
+/// One snapshot for statements that read all tables.
+const BEGIN_LONG_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
+     set local idle_in_transaction_session_timeout = '5s'";
+
 /// For statements that find each of their rows through an index. The planner knows the live rows of a table, but not that it has
 /// many more dead ones, as while a snapshot is held, or that it was empty when it was analyzed and has many rows now. It would
 /// rather read the whole table. Without other plans, their estimates must not start the compiler (`jit`).
@@ -84,14 +88,18 @@ impl<'c> Tx<'c> {
         self.begin_unless_begun(BEGIN_INDEXED).await
     }
 
-    /// As [`begin`](Tx::begin) or, if it is `indexed`, [`begin_indexed`](Tx::begin_indexed). The statements fail if they
-    /// wait for a lock for longer than this.
-    pub(super) async fn begin_with_limit(
+    /// Begins the transaction of a procedure. If there is a limit, statements fail that wait for a lock for longer.
+    pub(super) async fn begin_as(
         &mut self,
         atomicity: Atomicity,
-        max_wait: Duration,
+        max_lock_wait: Option<Duration>,
     ) -> Sql<Transaction<'_>> {
-        let begin = if atomicity == Atomicity::TogetherIndexed { BEGIN_INDEXED } else { BEGIN };
+        let begin = match atomicity {
+            Atomicity::Single | Atomicity::Together => BEGIN,
+            Atomicity::TogetherIndexed => BEGIN_INDEXED,
+            Atomicity::LongSnapshot => BEGIN_LONG_SNAPSHOT,
+        };
+        let Some(max_wait) = max_lock_wait else { return self.begin_unless_begun(begin).await };
         let limited = format!("{begin}; set local lock_timeout = '{}'", lock_timeout(max_wait));
         if !self.connection.is_in_transaction() {
             return Ok(Transaction {

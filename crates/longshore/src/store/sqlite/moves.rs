@@ -5,14 +5,15 @@ use async_trait::async_trait;
 use super::db::Rows;
 use super::enqueue::enqueue;
 use super::events;
-use super::{lease, operate, steps, workers};
+use super::{check, lease, operate, steps, workers};
 use crate::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Finished, Waiting};
+use crate::store::check::Dialect;
 use crate::store::db::Sql;
 use crate::store::events::Woken;
 use crate::store::moves::Moves;
-use crate::store::{Beat, Claimed, Fenced, Lease, LiveLease, NewStep};
+use crate::store::{Beat, Claimed, Durability, Fenced, Lease, LiveLease, NewStep};
 
 #[async_trait]
 impl Moves for Rows<'_> {
@@ -58,5 +59,18 @@ impl Moves for Rows<'_> {
 
     async fn beat_and_list(&mut self, worker: WorkerId) -> Sql<Option<Vec<LiveLease>>> {
         Ok(workers::beat_and_list(&self.tx()?, worker)?)
+    }
+
+    fn dialect(&mut self) -> Sql<Dialect> {
+        Ok(check::dialect(&self.tx()?)?)
+    }
+
+    async fn texts(&mut self, statement: String) -> Sql<Vec<Vec<String>>> {
+        Ok(check::texts(&self.tx()?, &statement)?)
+    }
+
+    async fn durability(&mut self) -> Sql<Durability> {
+        // The engine itself sets `synchronous = full` on every connection, so nothing can be relaxed.
+        Ok(Durability::default())
     }
 }

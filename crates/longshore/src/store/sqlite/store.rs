@@ -11,8 +11,8 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues, recover, retain,
-    settle, stats,
+    advance, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues, recover, retain, settle,
+    stats,
 };
 use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::error::Result;
@@ -306,16 +306,6 @@ impl Store for SqliteStore {
     async fn tallied(&self, filter: &HistoryFilter) -> Result<Vec<Tallied>> {
         let filter = filter.clone();
         self.engine.read(move |tx| stats::tallied(tx, &filter)).await
-    }
-
-    // ---- check ------------------------------------------------------------
-
-    async fn check(&self) -> Result<CheckReport> {
-        self.engine.read(check::check).await
-    }
-
-    async fn durability(&self) -> Result<Durability> {
-        self.engine.read(check::durability).await
     }
 
     // ---- retain -----------------------------------------------------------
