@@ -15,8 +15,8 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::db::{Engine, How, Rows, Sql, Statement, one};
-use crate::enqueue::Options;
 use crate::error::Result;
+use crate::rules::enqueue::Options;
 
 /// The maximum number of jobs listed whose options cannot be read.
 const MAX_UNREADABLE: usize = 100;

@@ -9,9 +9,9 @@ use serde_json::value::RawValue;
 
 use super::Claimed;
 use super::db::{Arg, Engine, How, Row, Rows, Sql, Statement, args};
-use crate::enqueue::{MAX_PAYLOAD, check_json};
 use crate::error::Result;
 use crate::job::{JobId, WorkerId};
+use crate::rules::enqueue::{MAX_PAYLOAD, check_json};
 
 /// The right to run one attempt of one job. A claim creates it. Every later operation
 /// on the attempt names it, and changes nothing if it is no longer live: the lease is

@@ -8,9 +8,9 @@ use super::check::Dialect;
 use super::db::Sql;
 use super::events::Woken;
 use super::{Beat, Claimed, Durability, Fenced, Lease, LiveLease, NewStep};
-use crate::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{Finished, Waiting};
+use crate::rules::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
+use crate::rules::lifecycle::{Finished, Waiting};
 
 #[async_trait]
 pub(crate) trait Moves: Send {

@@ -6,13 +6,13 @@ use uuid::Uuid;
 
 use super::KeyWait;
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args, column};
-use crate::enqueue::ValidEdit;
 use crate::error::{Error, Result};
-use crate::failure::Fingerprint;
 use crate::job::{JobId, Outcome};
-use crate::lifecycle::{Finished, LeaseFlags, Running, State, Waiting};
+use crate::rules::enqueue::ValidEdit;
+use crate::rules::fingerprint::Fingerprint;
+use crate::rules::lifecycle::{Finished, LeaseFlags, Running, State, Waiting};
 
-/// An operator's command, as [`lifecycle`](crate::lifecycle) decided it.
+/// An operator's command, as [`lifecycle`](crate::rules::lifecycle) decided it.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// A waiting job becomes `cancelled`.

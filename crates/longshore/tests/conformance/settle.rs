@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use longshore::lifecycle::{self, LeaseFlags, State};
-use longshore::store::{Claimed, Fenced, PendingWait, Settled, Settlement};
+use longshore::rules::lifecycle::{self, LeaseFlags, PendingWait, State};
+use longshore::store::{Claimed, Fenced, Settled, Settlement};
 use longshore::{
     AttemptEnd, Ending, Interruption, JobId, Lease, NewJob, Report, RetryPolicy, Status, WorkerId,
 };

@@ -3,12 +3,11 @@
 use async_trait::async_trait;
 
 use super::enqueue::insert_any;
-use super::events;
 use super::tx::Tx;
-use super::{check, lease, operate, steps, workers};
-use crate::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
+use super::{check, events, lease, operate, steps, workers};
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{Finished, Waiting};
+use crate::rules::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
+use crate::rules::lifecycle::{Finished, Waiting};
 use crate::store::check::Dialect;
 use crate::store::db::Sql;
 use crate::store::events::Woken;

@@ -7,9 +7,9 @@ use super::enqueue::split;
 use super::steps::{delete_progress, was_suspended};
 use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Query, Sql, Tx};
-use crate::enqueue::ValidEdit;
 use crate::job::JobId;
-use crate::lifecycle::{Finished, Waiting, When};
+use crate::rules::enqueue::ValidEdit;
+use crate::rules::lifecycle::{Finished, Waiting, When};
 
 /// Deletes a job from `ready`, if it is there in the state that was seen. The budget is
 /// compared too: a key replacement renews it under the same lease number.

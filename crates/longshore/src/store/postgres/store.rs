@@ -12,14 +12,13 @@ use super::listen::CANCEL_POLL_INTERVAL;
 use super::pool::Class;
 use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
-use super::{Inner, PostgresStore};
 use super::{
-    advance, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues, recover, retain, settle,
-    stats,
+    Inner, PostgresStore, advance, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues,
+    recover, retain, settle, stats,
 };
-use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::rules::enqueue::{EnqueuedBatch, ValidJob};
 use crate::store::*;
 
 #[async_trait]

@@ -5,7 +5,7 @@ use rusqlite::types::ValueRef;
 use uuid::Uuid;
 
 use super::tx::{Sql, Tx};
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::lifecycle::FAR_FUTURE;
 use crate::store::check::Dialect;
 
 pub(super) fn dialect(tx: &Tx<'_>) -> Sql<Dialect> {

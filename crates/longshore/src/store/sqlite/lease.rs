@@ -7,7 +7,7 @@ use rusqlite::params;
 
 use super::claim::read_options;
 use super::tx::{Columns, Sql, Tx};
-use crate::lifecycle::LeaseFlags;
+use crate::rules::lifecycle::LeaseFlags;
 use crate::store::{Claimed, Lease, shared};
 
 pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>> {

@@ -4,11 +4,10 @@ use async_trait::async_trait;
 
 use super::db::Rows;
 use super::enqueue::enqueue;
-use super::events;
-use super::{check, lease, operate, steps, workers};
-use crate::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
+use super::{check, events, lease, operate, steps, workers};
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{Finished, Waiting};
+use crate::rules::enqueue::{EnqueuedBatch, ValidEdit, ValidJob};
+use crate::rules::lifecycle::{Finished, Waiting};
 use crate::store::check::Dialect;
 use crate::store::db::Sql;
 use crate::store::events::Woken;

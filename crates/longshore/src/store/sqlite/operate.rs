@@ -9,9 +9,9 @@ use super::settle::{Ended, enter_finished, free_key, newest_error, tally};
 use super::steps::delete_progress;
 use super::turns::add_turn_of_removed;
 use super::tx::{Sql, Tx};
-use crate::enqueue::ValidEdit;
 use crate::job::{JobId, Outcome};
-use crate::lifecycle::{Finished, Waiting};
+use crate::rules::enqueue::ValidEdit;
+use crate::rules::lifecycle::{Finished, Waiting};
 
 pub(super) fn cancel(tx: &Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sql<bool> {
     let Some(row) = leave_ready(tx, id, seen)? else { return Ok(false) };

@@ -8,15 +8,14 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues, recover, retain, settle,
-    stats,
+    SqliteStore, advance, claim, enqueue, flows, groups, inspect, migrate, operate_flows, queues, recover,
+    retain, settle, stats,
 };
-use crate::enqueue::{EnqueuedBatch, ValidJob};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::rules::enqueue::{EnqueuedBatch, ValidJob};
 use crate::store::*;
 
 #[async_trait]
