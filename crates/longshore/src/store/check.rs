@@ -1,6 +1,6 @@
 //! The consistency check: what it reports, and the faults that it looks for. Each fault is written
 //! once, for both engines: the statement that finds it, the sentence that names it, and the
-//! remedy. An engine runs the statements in one snapshot and fills in its [`Dialect`].
+//! remedy. The statements run in one snapshot, in the words of the engine's [`Dialect`].
 //!
 //! The check changes nothing, and neither does the library: an operator decides, and runs the
 //! remedy. Also the result of the check whether commits are durable.
@@ -12,11 +12,16 @@ use std::fmt;
 
 use async_trait::async_trait;
 use serde::Serialize;
+use uuid::Uuid;
 
+use super::db::{Engine, How, Rows, Sql, Statement, one};
 use crate::error::Result;
 use crate::rules::enqueue::Options;
 
-/// The result of [`check`](Checks::check).
+/// The maximum number of jobs listed whose options cannot be read.
+const MAX_UNREADABLE: usize = 100;
+
+/// The result of [`Checks::check`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct CheckReport {
@@ -56,7 +61,7 @@ pub struct Durability {
     pub accepted: bool,
 }
 
-/// The consistency of the tables, and the durability of commits.
+/// Checks.
 #[async_trait]
 pub trait Checks {
     /// Verifies, in one snapshot, that every job is in exactly one table, that keys
@@ -67,24 +72,58 @@ pub trait Checks {
     async fn durability(&self) -> Result<Durability>;
 }
 
+#[async_trait]
+impl<E: Engine> Checks for E {
+    async fn check(&self) -> Result<CheckReport> {
+        self.call(How::ALL_TABLES, (), |rows, ()| Box::pin(check(rows))).await
+    }
+
+    async fn durability(&self) -> Result<Durability> {
+        self.call(How::READ, (), |rows, ()| rows.durability()).await
+    }
+}
+
+static JOBS: Statement = Statement::new("select count(*) as jobs from longshore.jobs");
+
+async fn check(rows: &mut dyn Rows) -> Sql<CheckReport> {
+    let dialect = rows.dialect()?;
+    let jobs = one(rows.row(&JOBS, &[]).await?)?.take("jobs")?;
+    let mut report = CheckReport { jobs, problems: Vec::new() };
+    for fault in faults() {
+        let found = rows.texts(dialect.sql(fault.find, &[])).await?;
+        report.problems.extend(found.iter().map(|values| dialect.problem(fault, values)));
+    }
+    let mut unreadable = Vec::new();
+    let mut after = Uuid::nil().to_string();
+    loop {
+        let page = rows.texts(dialect.sql(OPTIONS, &[after])).await?;
+        let Some(last) = page.last() else { break };
+        after = last[0].clone();
+        unreadable.extend(page.iter().filter_map(|row| unreadable_options(&dialect, &row[0], &row[1])));
+        unreadable.truncate(MAX_UNREADABLE);
+    }
+    report.problems.extend(unreadable);
+    Ok(report)
+}
+
 /// A fault of the rows, with its statements in the words of [`Dialect`]. In the texts, `{0}` is the
 /// first value of a row that `find` returns; `{0:id}` and `{0:text}` are SQL literals of it,
 /// and `{0:shell}` is a word of a shell.
-pub(crate) struct Fault {
+struct Fault {
     /// Returns one row of values for each problem.
-    pub(crate) find: &'static str,
+    find: &'static str,
     says: &'static str,
     remedy: &'static str,
     sql: &'static [&'static str],
 }
 
 /// All faults, except options that cannot be read.
-pub(crate) fn faults() -> impl Iterator<Item = &'static Fault> {
+fn faults() -> impl Iterator<Item = &'static Fault> {
     jobs::FAULTS.iter().chain(flows::FAULTS)
 }
 
 /// The jobs with options, for [`unreadable_options`].
-pub(crate) const OPTIONS: &str = "
+const OPTIONS: &str = "
     select id, options
       from longshore.jobs
      where options is not null
@@ -93,15 +132,15 @@ pub(crate) const OPTIONS: &str = "
      limit 5000";
 
 /// The problem of a job whose options the library cannot read, if it is one.
-pub(crate) fn unreadable_options(dialect: &Dialect<'_>, id: &str, options: &str) -> Option<Problem> {
+fn unreadable_options(dialect: &Dialect, id: &str, options: &str) -> Option<Problem> {
     let error = Options::from_stored(Some(options)).err()?;
     Some(dialect.problem(&jobs::UNREADABLE_OPTIONS, &[id.to_owned(), error.to_string()]))
 }
 
 /// The words in which the engines differ.
-pub(crate) struct Dialect<'a> {
+pub(crate) struct Dialect {
     /// Replaces `longshore.` before the names of tables.
-    pub(crate) tables: &'a (dyn Fn(&str) -> String + Sync),
+    pub(crate) schema: String,
     pub(crate) now: String,
     pub(crate) ten_seconds: &'static str,
     pub(crate) seven_days: &'static str,
@@ -111,13 +150,13 @@ pub(crate) struct Dialect<'a> {
     pub(crate) id: fn(&str) -> String,
 }
 
-impl Dialect<'_> {
+impl Dialect {
     /// A statement for this engine, with these values.
     pub(crate) fn sql(&self, statement: &str, values: &[String]) -> String {
-        self.fill(&(self.tables)(statement), values)
+        self.fill(&statement.replace("longshore.", &self.schema), values)
     }
 
-    pub(crate) fn problem(&self, fault: &Fault, values: &[String]) -> Problem {
+    fn problem(&self, fault: &Fault, values: &[String]) -> Problem {
         Problem {
             problem: self.fill(fault.says, values),
             remedy: self.fill(fault.remedy, values),
@@ -165,9 +204,9 @@ fn dedented(sql: &str) -> String {
 mod tests {
     use super::*;
 
-    fn dialect() -> Dialect<'static> {
+    fn dialect() -> Dialect {
         Dialect {
-            tables: &|text| text.replace("longshore.", "\"jobs\"."),
+            schema: "\"jobs\".".into(),
             now: "now()".into(),
             ten_seconds: "10",
             seven_days: "7",

@@ -18,6 +18,7 @@ use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use super::KeyWait;
 use super::moves::Moves;
 use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId, OperationId, WorkerId};
@@ -59,6 +60,14 @@ pub(crate) trait Db: Send {
 
     /// Lets one transaction at a time go on after this line, until it ends.
     async fn lock(&mut self, name: &'static str) -> Sql<()>;
+
+    /// As [`lock`](Db::lock), for each of these names. They are sorted first, so that two transactions never wait for
+    /// each other.
+    async fn lock_each(&mut self, of: &'static str, names: &[String]) -> Sql<()>;
+
+    /// How long a statement may wait for locks, in the words of `lock_timeout`. A procedure whose statements are stored
+    /// one by one passes it to those that [wait for clients](How::waiting_for_clients).
+    fn lock_timeout(&self) -> String;
 
     /// Returns the first row.
     async fn row(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<Option<Row>> {
@@ -111,14 +120,23 @@ pub(super) enum Expected {
     ReadWhileAwaited,
     /// It may take long.
     Slow,
-    /// As `Slow`, and it only reads.
+    /// It may take long, and it only reads.
     SlowRead,
+    /// It reads all tables.
+    AllTables,
 }
 
 impl Expected {
     #[cfg(feature = "sqlite")]
     pub(super) fn only_reads(self) -> bool {
-        matches!(self, Expected::QuickRead | Expected::View | Expected::ReadWhileAwaited | Expected::SlowRead)
+        matches!(
+            self,
+            Expected::QuickRead
+                | Expected::View
+                | Expected::ReadWhileAwaited
+                | Expected::SlowRead
+                | Expected::AllTables
+        )
     }
 }
 
@@ -129,6 +147,8 @@ pub(super) enum Atomicity {
     /// Each statement is stored by itself.
     Single,
     Together,
+    /// As `Together`. The statements only read, may take long, and all see the same rows.
+    LongSnapshot,
     /// As `Together`. The statements find each of their rows through an index, whatever the planner expects.
     TogetherIndexed,
 }
@@ -141,6 +161,9 @@ pub(super) enum Locks {
     Wait,
     /// The procedure fails as locked after this time.
     WaitUpTo(Duration),
+    /// The procedure waits for a moment, and fails as locked or, unless it is to [skip](KeyWait::Skip) what is locked,
+    /// runs again on the connections for long waits.
+    WaitForClients(KeyWait),
 }
 
 impl How {
@@ -155,6 +178,8 @@ impl How {
     pub(crate) const READ_WHILE_AWAITED: How = How::new(Expected::ReadWhileAwaited);
     pub(crate) const SLOW: How = How::new(Expected::Slow);
     pub(crate) const SLOW_READ: How = How::new(Expected::SlowRead);
+    pub(crate) const ALL_TABLES: How =
+        How { atomicity: Atomicity::LongSnapshot, ..How::new(Expected::AllTables) };
 
     /// Stores all statements together or none.
     pub(crate) const fn together(self) -> Self {
@@ -164,6 +189,12 @@ impl How {
     /// Stores all statements together or none, and fails as locked if one waits for longer than this.
     pub(crate) const fn waiting_up_to(self, max_wait: Duration) -> Self {
         How { locks: Locks::WaitUpTo(max_wait), ..self.together() }
+    }
+
+    /// Fails as locked if a client's open transaction has locked what it needs and does not end in time. Almost always
+    /// nothing is locked, so the first try takes none of the few connections for long waits.
+    pub(crate) const fn waiting_for_clients(self, wait: KeyWait) -> Self {
+        How { locks: Locks::WaitForClients(wait), ..self }
     }
 }
 
@@ -178,6 +209,17 @@ pub(crate) enum Fault {
     Postgres(super::postgres::Fault),
     #[cfg(feature = "sqlite")]
     Sqlite(super::sqlite::Fault),
+}
+
+impl Fault {
+    /// Whether a lock was not free in time.
+    pub(crate) fn is_lock_timeout(&self) -> bool {
+        match self {
+            #[cfg(feature = "postgres")]
+            Fault::Postgres(fault) => fault.is_lock_timeout(),
+            _ => false,
+        }
+    }
 }
 
 impl From<Error> for Fault {
@@ -218,6 +260,7 @@ arg_from! {
     bool => |v| Arg::Bool(Some(v)),
     Option<bool> => |v| Arg::Bool(v),
     i16 => |v| Arg::Int(Some(v.into())),
+    i32 => |v| Arg::Int(Some(v.into())),
     i64 => |v| Arg::Int(Some(v)),
     Option<i64> => |v| Arg::Int(v),
     u32 => |v| Arg::Int(Some(v.into())),
@@ -336,6 +379,7 @@ column! {
     i32 { Value::Int(v) => v.try_into().ok() }
     i16 { Value::Int(v) => v.try_into().ok() }
     u64 { Value::Int(v) => v.try_into().ok() }
+    u16 { Value::Int(v) => v.try_into().ok() }
     u32 { Value::Int(v) => v.try_into().ok() }
     String { Value::Text(v) => Some(v) }
     [u8; 32] { Value::Bytes(v) => v.try_into().ok() }
@@ -391,11 +435,8 @@ pub(crate) fn column<T: Column>(rows: Vec<Row>, name: &str) -> Sql<Vec<T>> {
 pub(super) fn for_sqlite(text: &str) -> String {
     let time = format!("?{}", highest_argument(text) + 1);
     let text = text.replace("longshore.clock()", &time).replace("longshore.", "");
-    let text = with_lists(&with_arrays(&with_subqueries(&text)));
-    let mut text = without_casts(&text);
-    for only_postgres in [" collate \"C\"", "for no key update", "for update", "skip locked"] {
-        text = text.replace(only_postgres, "");
-    }
+    let text = with_lists(&with_arrays(&with_subqueries(&without_lock_timeout(&text))));
+    let text = without_locks(&without_casts(&text)).replace(" collate \"C\"", "");
     text.replace('$', "?")
 }
 
@@ -483,9 +524,40 @@ fn with_arrays(text: &str) -> String {
     text
 }
 
-/// Splits `$1::uuid[]` into the list and how an item of its JSON is read.
+/// Replaces the condition `set_config('lock_timeout', '2s', true) <> ''`.
+#[cfg(feature = "sqlite")]
+fn without_lock_timeout(text: &str) -> String {
+    const SET: &str = "set_config('lock_timeout', ";
+    const IS_SET: &str = ", true) <> ''";
+    let mut text = text.to_owned();
+    while let Some(start) = text.find(SET) {
+        let Some(end) = text[start..].find(IS_SET) else { break };
+        text.replace_range(start..start + end + IS_SET.len(), "true");
+    }
+    text
+}
+
+/// Leaves out locks of rows, such as `for update of r skip locked`.
+#[cfg(feature = "sqlite")]
+fn without_locks(text: &str) -> String {
+    let mut text = text.to_owned();
+    for lock in ["for no key update", "for key share", "for update"] {
+        while let Some(start) = text.find(lock) {
+            let rest = &text[start + lock.len()..];
+            let of = rest.strip_prefix(" of ").map_or(0, |table| {
+                " of ".len() + table.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(table.len())
+            });
+            text.replace_range(start..start + lock.len() + of, "");
+        }
+    }
+    text.replace("skip locked", "")
+}
+
+/// Splits `$1::uuid[]`, or a subquery of it without a table, into the list and how an item of its JSON is read.
 #[cfg(feature = "sqlite")]
 fn list_and_item(array: &str) -> (&str, &'static str) {
+    let array = array.strip_prefix("(select ").and_then(|array| array.strip_suffix(')')).unwrap_or(array);
+    let array = array.strip_suffix(" where true").unwrap_or(array);
     match array.split_once("::") {
         Some((list, "uuid[]" | "bytea[]")) => (list, "unhex(value)"),
         Some((list, _)) => (list, "value"),
@@ -521,6 +593,9 @@ mod tests {
         let text = "select a::text, $1::text[], b::int8 from longshore.t where c collate \"C\" > $2 for update skip locked";
         assert_eq!(for_sqlite(text).trim_end(), "select a, ?1, b from t where c > ?2");
         assert_eq!(for_sqlite("x for no key update"), "x ");
+        assert_eq!(for_sqlite("(x for key share of r), y for update of t"), "(x ), y ");
+        let limited = "where id = (select $1::uuid where set_config('lock_timeout', '2s', true) <> '')";
+        assert_eq!(for_sqlite(limited), "where id = (select ?1 where true)");
     }
 
     #[test]
@@ -538,6 +613,8 @@ mod tests {
         let two = "from unnest($1::text[], $3::uuid[]) as i(a, b)";
         let translated = "from (select value as a, unhex((?3 ->> key)) as b from json_each(?1)) as i";
         assert_eq!(for_sqlite(two), translated);
+        let limited = "from unnest((select $1::text[] where set_config('lock_timeout', '2s', true) <> ''), (select $3::uuid[])) as i(a, b)";
+        assert_eq!(for_sqlite(limited), translated);
         assert_eq!(
             for_sqlite("unnest(o.queues) as q(n)"),
             "(select value as n from json_each(o.queues)) as q"

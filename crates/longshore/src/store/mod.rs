@@ -14,13 +14,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::BoxFuture;
 use crate::error::{Error, Result};
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::rules::lifecycle::State;
+use crate::job::{FlowId, JobId, JobRecord};
 
 mod caller;
 mod check;
@@ -63,9 +61,7 @@ pub use claim::{ClaimRequest, Claimed, Claiming, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
 pub use enqueue::{Enqueue, KeyWait};
 pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};
-#[cfg(feature = "sqlite")]
-pub(crate) use events::RETENTION_DAYS;
-pub use events::{Delivered, Emitted, EventPlace, EventRecord, MAX_EVENT};
+pub use events::{Delivered, Emitted, EventPlace, EventRecord, Events, MAX_EVENT};
 pub(crate) use flows::warn_of_refused_flow;
 pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
@@ -82,11 +78,11 @@ pub use inspect::{Glance, ListFilter, Page, Payloads};
 #[cfg(feature = "api")]
 pub(crate) use kinds::TOO_MANY_KINDS;
 pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, NewKind, Schemas};
-pub use lease::{Fenced, Lease};
+pub use lease::{Fenced, Lease, Leases};
 pub(crate) use migrate::{Applied, Scripts, older_workers_live};
 pub use migrate::{Migrated, Migrating, Migration, SCHEMA_VERSION};
 pub use notices::{CancelNotices, EventNotices, Notice, Notifying, Wakeups};
-pub use operate::{DeadFilter, Operated, Operation};
+pub use operate::{DeadFilter, Operate, Operated, Operation};
 pub use operations::{
     Action, Executor, JobFilter, NewOperation, OperationFilter, OperationRecord, OperationState,
     OperationStep, Operations, Selection, TakenOperation,
@@ -99,8 +95,7 @@ pub use settle::{MAX_HISTORY, Settled, Settlement, Settling};
 pub use stats::{Ahead, Count, Stats, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
-pub(crate) use steps::journals_that_fit;
-pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, SavedWork, StepRecord, StepState};
+pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, SavedWork, StepRecord, StepState, Steps};
 pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord, Tokens};
 pub use workers::{Beat, LiveLease, NewWorker, Registration, WorkerRecord, Workers};
 
@@ -160,12 +155,15 @@ pub trait Store:
     + EngineOf
     + Enqueue
     + ErrorGroups
+    + Events
     + GroupSearch
     + Groups
     + History
     + Kinds
+    + Leases
     + Migrating
     + Notifying
+    + Operate
     + Operations
     + QueueList
     + Queues
@@ -174,96 +172,13 @@ pub trait Store:
     + Schedules
     + Settling
     + Stats
+    + Steps
     + Tokens
     + Workers
     + Send
     + Sync
     + std::fmt::Debug
 {
-    // ---- lease ------------------------------------------------------------
-
-    /// Returns the claim behind each lease, as [`claim`](Claiming::claim) returned it,
-    /// for callers that do not keep claims in memory; `None` if the lease is not
-    /// live. Only `run_at` may differ: the due time of a retry is deleted when the
-    /// job is claimed, so this is the time the job was enqueued for.
-    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>>;
-
-    /// Records that the handler of a suspect job is about to start, so that later
-    /// interruptions of this attempt count.
-    async fn mark_started(&self, lease: &Lease) -> Result<Fenced>;
-
-    /// Replaces the progress shown for running jobs.
-    async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>>;
-
-    /// Saves the checkpoints of running jobs. They are kept when the attempts end. The last one of each lease
-    /// counts.
-    async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>>;
-
-    /// Returns the newest checkpoint of a job.
-    async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>>;
-
-    /// Returns whether a lease is live now.
-    async fn assert_lease(&self, lease: &Lease) -> Result<Fenced>;
-
-    // ---- steps ------------------------------------------------------------
-
-    /// Returns the journaled steps of a job, ordered by name.
-    async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>>;
-
-    /// Returns what earlier attempts of jobs saved, in the order of the ids. Together, the steps have
-    /// at most `max_bytes`; those of the other jobs are left out.
-    async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>>;
-
-    /// Returns how large the journal of a job is, and its steps with these names.
-    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled>;
-
-    /// Journals steps that are done, each under its lease. From then on, the attempts and
-    /// interruptions of the job count from this attempt. A step that is done already keeps
-    /// its value, so the call may be repeated when its reply was lost.
-    async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>>;
-
-    // ---- workers ----------------------------------------------------------
-
-    /// Refreshes a worker's heartbeat. Returns which of the leases it holds are lost
-    /// and which jobs it must cancel. A worker that was declared dead stays dead.
-    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat>;
-
-    /// Refreshes a worker's heartbeat, as [`beat`](Store::beat) does, and returns every live lease of the
-    /// worker, ordered by job id; `None` if the worker was declared dead or is unknown.
-    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>>;
-
-    // ---- operate ----------------------------------------------------------
-
-    /// Returns a job's state, read from one snapshot; `None` if the job does not
-    /// exist.
-    async fn locate(&self, id: JobId) -> Result<Option<State>>;
-
-    /// Carries out an operator's command if the job is still in the state `from`.
-    /// Otherwise changes nothing and returns [`Operated::Moved`]. `wait` is how long to wait for a job, or a key that
-    /// it needs, that another client's open transaction holds.
-    async fn operate(&self, id: JobId, from: &State, to: &Operation, wait: KeyWait) -> Result<Operated>;
-
-    /// Lists the ids of dead letters, oldest first.
-    async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
-
-    // ---- events -----------------------------------------------------------
-
-    /// Stores an event, unless one with its name exists. Wakes nobody:
-    /// [`deliver`](Store::deliver) does. An event that may be removed counts as absent, for all of
-    /// these operations: it was emitted more than 7 days ago, it is delivered, and no job that it
-    /// woke still has to read it.
-    async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted>;
-
-    /// Returns those of the named events that exist, the earliest first.
-    async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>>;
-
-    /// Makes up to `limit` jobs due that wait for new events, those after the event `after` in the order in which they were
-    /// emitted. Jobs that others have locked are skipped; their events are delivered to them later.
-    async fn deliver(&self, after: Option<&EventPlace>, limit: u32) -> Result<Delivered>;
-
-    /// Removes up to `limit` events whose time has passed. Returns how many.
-    async fn remove_events(&self, limit: u32) -> Result<u64>;
-
     // ---- flows ------------------------------------------------------------
 
     /// Stores a flow with its members, links and callbacks, all or nothing. A flow whose id

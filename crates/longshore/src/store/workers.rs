@@ -138,7 +138,7 @@ pub enum Beat {
     Dead,
 }
 
-/// Workers, except for their heartbeats.
+/// Workers.
 #[async_trait]
 pub trait Workers {
     /// Adds a worker, alive from now on. Registering again updates the worker's
@@ -161,6 +161,14 @@ pub trait Workers {
     /// job id. Reads an index that contains only such leases, and changes nothing: it
     /// is not a heartbeat.
     async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>>;
+
+    /// Refreshes a worker's heartbeat. Returns which of the leases it holds are lost
+    /// and which jobs it must cancel. A worker that was declared dead stays dead.
+    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat>;
+
+    /// Refreshes a worker's heartbeat, as [`beat`](Workers::beat) does, and returns every live lease of the
+    /// worker, ordered by job id; `None` if the worker was declared dead or is unknown.
+    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>>;
 
     /// Removes a worker that has shut down. If it still has leases, it is declared
     /// dead instead, and recovery takes them.
@@ -195,6 +203,17 @@ impl<E: Engine> Workers for E {
     async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>> {
         self.call(How::READ_WHILE_AWAITED, worker, |rows, worker| Box::pin(leases(rows, &CANCELS, *worker)))
             .await
+    }
+
+    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
+        self.call(How::WHILE_AWAITED, (worker, held.to_vec()), |rows, (worker, held)| {
+            rows.beat(*worker, held)
+        })
+        .await
+    }
+
+    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
+        self.call(How::WHILE_AWAITED, worker, |rows, worker| rows.beat_and_list(*worker)).await
     }
 
     async fn retire(&self, worker: WorkerId) -> Result<()> {

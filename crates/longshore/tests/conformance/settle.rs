@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use longshore::rules::lifecycle::{self, LeaseFlags, State};
+use longshore::rules::lifecycle::{self, LeaseFlags, PendingWait, State};
 use longshore::store::{Claimed, Fenced, Settled, Settlement};
 use longshore::{
     AttemptEnd, Ending, Interruption, JobId, Lease, NewJob, Report, RetryPolicy, Status, WorkerId,
@@ -53,6 +53,7 @@ cases! {
     a_settle_decided_without_a_raised_flag_returns_flagged,
     a_success_is_stored_regardless_of_flags,
     a_follow_up_of_a_settle_that_returns_flagged_is_not_stored,
+    a_wait_of_a_settle_that_returns_flagged_is_not_stored,
     a_repeated_settle_by_another_worker_is_refused,
 }
 
@@ -648,6 +649,19 @@ async fn a_follow_up_of_a_settle_that_returns_flagged_is_not_stored(fixture: Fix
     let settled = fixture.store().settle(&[outdated]).await.expect("settle");
     assert!(matches!(settled[..], [Settled::Flagged(_)]), "{settled:?}");
     assert!(fixture.store().get(id).await.expect("get").is_none());
+}
+
+async fn a_wait_of_a_settle_that_returns_flagged_is_not_stored(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.cancel(claimed.lease().id).await.expect("cancel");
+    let waits = vec![PendingWait { step: "reply".into(), until: None, events: vec!["replied".into()] }];
+    let suspended = Ending::Suspended { waits: waits.clone() };
+    let outdated =
+        Settlement { waits, ..settlement(claimed.lease(), 1, suspended, Some(LeaseFlags::default())) };
+    let settled = fixture.store().settle(&[outdated]).await.expect("settle");
+    assert!(matches!(settled[..], [Settled::Flagged(_)]), "{settled:?}");
+    assert!(fixture.steps(claimed.lease().id).await.expect("steps").is_empty());
+    assert_eq!(fixture.query_number("select count(*) from waits", None).await, 0);
 }
 
 async fn a_repeated_settle_by_another_worker_is_refused(fixture: Fixture) {

@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use longshore::rules::lifecycle::PendingWait;
+use longshore::store::{Settled, Settlement};
 use longshore::worker::Wait;
 use longshore::{Context, Emitted, Ending, Failure, NewJob, Status};
 use serde_json::json;
 
 use crate::fixture::*;
+use crate::settle::settlement;
 use crate::steps::{suspended, worker};
 use crate::worker::{drain, run_worker, until, until_status};
 
@@ -41,6 +43,7 @@ cases! {
     an_expired_event_can_be_emitted_again_in_sql,
     the_events_of_one_sql_transaction_are_one_notification,
     an_event_whose_job_is_locked_is_delivered_later,
+    a_suspension_whose_event_is_locked_does_not_stop_the_others,
     an_emit_does_not_wait_long_for_an_open_transaction,
 }
 
@@ -444,6 +447,31 @@ async fn an_event_whose_job_is_locked_is_delivered_later(fixture: Fixture) {
     transaction.rollback().await.expect("rollback");
     assert_eq!(fixture.deliver_events().await.expect("deliver"), 1);
     assert_eq!(fixture.get(locked).await.expect("get").run_at, start());
+}
+
+async fn a_suspension_whose_event_is_locked_does_not_stop_the_others(fixture: Fixture) {
+    let worker_id = fixture.worker().await;
+    let mut suspensions = Vec::new();
+    for event in ["locked", "free"] {
+        fixture.add(job("pay")).await;
+        let lease = fixture.claim_one(worker_id).await.lease();
+        let waits = vec![PendingWait { step: "reply".into(), until: None, events: vec![event.into()] }];
+        let ending = Ending::Suspended { waits: waits.clone() };
+        suspensions.push(Settlement { waits, ..settlement(lease, 1, ending, None) });
+    }
+    let mut connection = fixture.postgres().await;
+    let mut transaction = sqlx::Connection::begin(&mut connection).await.expect("begin");
+    let lock =
+        "select pg_advisory_xact_lock(hashtextextended(format('\"%s\".events:locked', current_schema()), 0))";
+    sqlx::query(lock).execute(&mut *transaction).await.expect("lock");
+    let url = format!("{}&options[lock_timeout]=100ms", fixture.url());
+    let impatient = longshore::store::open(&url).await.expect("open");
+    let error = impatient.settle(&suspensions).await.expect_err("locked");
+    assert!(error.to_string().contains("open transaction"), "{error}");
+    assert!(fixture.steps(suspensions[0].lease.id).await.expect("steps").is_empty());
+    assert_eq!(fixture.steps(suspensions[1].lease.id).await.expect("steps").len(), 1);
+    transaction.rollback().await.expect("rollback");
+    assert_eq!(impatient.settle(&suspensions).await.expect("settle")[0], Settled::Stored);
 }
 
 async fn an_emit_does_not_wait_long_for_an_open_transaction(fixture: Fixture) {

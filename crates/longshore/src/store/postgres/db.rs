@@ -1,6 +1,7 @@
 //! Procedures, and the statements that both engines run, on Postgres.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -10,7 +11,7 @@ use sqlx::{Column as _, Row as _, TypeInfo as _, ValueRef as _};
 use uuid::Uuid;
 
 use super::PostgresStore;
-use super::run::Working;
+use super::run::{LockWait, Mode, Working};
 use super::tx::{self, Query, Tx};
 use crate::error::{Error, Result};
 use crate::store::db::{
@@ -25,6 +26,9 @@ impl Engine for PostgresStore {
         T: Send + 'static,
     {
         let procedure = Procedure { how, args, work };
+        if let Locks::WaitForClients(wait) = how.locks {
+            return self.run_unless_locked(mode(how.expected), wait, procedure, run_waiting).await;
+        }
         match how.expected {
             Expected::QuickRead => self.run_read(procedure, run).await,
             Expected::View => self.run_view(procedure, run).await,
@@ -33,6 +37,7 @@ impl Engine for PostgresStore {
                 self.run_while_awaited(procedure, run).await
             }
             Expected::Slow | Expected::SlowRead => self.run(procedure, run).await,
+            Expected::AllTables => self.run_as(Mode::ALL_TABLES, procedure, run).await,
         }
     }
 }
@@ -48,21 +53,47 @@ where
     A: Send + Sync + 'static,
     T: Send + 'static,
 {
-    let Procedure { how, args, work } = procedure;
-    Box::pin(async move {
-        let mut transaction = match how.atomicity {
-            Atomicity::Single => return Ok(work(tx, args).await?),
-            Atomicity::Together => tx.begin().await?,
-            Atomicity::TogetherIndexed => tx.begin_indexed().await?,
-        };
-        let mut tx = transaction.tx();
-        if let Locks::WaitUpTo(max_wait) = how.locks {
-            tx.limit_lock_waits(max_wait).await?;
+    let max_wait = match procedure.how.locks {
+        Locks::WaitUpTo(max_wait) => Some(max_wait),
+        Locks::Wait | Locks::WaitForClients(_) => None,
+    };
+    Box::pin(run_limited(tx, procedure, max_wait))
+}
+
+fn run_waiting<'c, A, T>(
+    tx: &'c mut Tx<'_>,
+    (procedure, wait): &'c (Arc<Procedure<A, T>>, LockWait),
+) -> Working<'c, T>
+where
+    A: Send + Sync + 'static,
+    T: Send + 'static,
+{
+    Box::pin(async move { run_limited(tx, procedure, Some(wait.remaining())).await })
+}
+
+async fn run_limited<A, T>(
+    tx: &mut Tx<'_>,
+    Procedure { how, args, work }: &Procedure<A, T>,
+    max_wait: Option<Duration>,
+) -> tx::Sql<T> {
+    if how.atomicity == Atomicity::Single {
+        tx.max_lock_wait = max_wait;
+        return Ok(work(tx, args).await?);
+    }
+    let mut transaction = tx.begin_as(how.atomicity, max_wait).await?;
+    let done = work(&mut transaction.tx(), args).await?;
+    transaction.commit().await?;
+    Ok(done)
+}
+
+fn mode(expected: Expected) -> Mode {
+    match expected {
+        Expected::Slow | Expected::SlowRead | Expected::View => Mode::SLOW,
+        Expected::AllTables => Mode::ALL_TABLES,
+        Expected::Quick | Expected::QuickRead | Expected::WhileAwaited | Expected::ReadWhileAwaited => {
+            Mode::QUICK
         }
-        let done = work(&mut tx, args).await?;
-        transaction.commit().await?;
-        Ok(done)
-    })
+    }
 }
 
 #[async_trait]
@@ -92,6 +123,23 @@ impl Db for Tx<'_> {
             .execute(&mut *self.connection)
             .await?;
         Ok(())
+    }
+
+    async fn lock_each(&mut self, of: &'static str, names: &[String]) -> Sql<()> {
+        const LOCK: &str = "
+            select count(pg_advisory_xact_lock(hashtextextended($1 || name, 0)))
+              from (select name from unnest($2::text[]) as n(name) order by name) as sorted";
+        sqlx::query(self.sql(LOCK))
+            .bind(self.fill(&format!("longshore.{of}:")))
+            .bind(names)
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(())
+    }
+
+    fn lock_timeout(&self) -> String {
+        // Zero limits nothing.
+        self.max_lock_wait.map_or_else(|| "0".into(), tx::lock_timeout)
     }
 }
 

@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
+use super::lease::assert_lease;
 use super::{CallerTransaction, Checks, EngineOf, Fenced, Lease, NewFlow, PutFlow, Store};
 use crate::error::{Error, Result};
 use crate::rules::enqueue::{Enqueued, ValidJob};
@@ -203,7 +204,7 @@ impl PostgresStore {
     /// transaction ends, the lease cannot be taken away, so everything it commits was
     /// done by the job's only owner.
     pub async fn assert_lease_in(&self, connection: &mut PgConnection, lease: &Lease) -> Result<Fenced> {
-        Ok(lease::assert_lease(&mut Tx::new(&self.0, connection), lease).await?)
+        Ok(assert_lease(&mut Tx::new(&self.0, connection), *lease).await.map_err(Fault::from)?)
     }
 }
 

@@ -1,102 +1,15 @@
-//! Operators' commands on single jobs. Each is stored only if the job is still in
-//! the state that the decision was made from.
-
-use std::time::Duration;
+//! Operators' commands on single jobs, as far as jobs move between tables. The rest is in `store/operate.rs`.
 
 use sqlx::Row;
-use uuid::Uuid;
 
 use super::advance::{delete_links, note_ends};
 use super::enqueue::split;
 use super::steps::{delete_progress, was_suspended};
 use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Query, Sql, Tx};
-use crate::error::Error;
-use crate::job::{JobId, Outcome, WorkerId};
+use crate::job::JobId;
 use crate::rules::enqueue::ValidEdit;
-use crate::rules::lifecycle::{Finished, LeaseFlags, Running, State, Waiting, When};
-use crate::store::operate::in_no_table;
-use crate::store::{DeadFilter, Operated, Operation};
-
-/// One statement, and so one snapshot: the job is in exactly one of the tables.
-const LOCATE: &str = "
-    select w.lease_no as waiting_lease_no, r.lease_no as running_lease_no, f.lease_no as finished_lease_no,
-           coalesce(w.attempt, r.attempt) as attempt,
-           coalesce(w.max_attempts, r.max_attempts) as max_attempts,
-           coalesce(w.interruptions, r.interruptions) as interruptions,
-           r.worker, r.started_at is not null as started, r.cancel_requested, r.superseded,
-           f.outcome::text as outcome, coalesce(w.held, false) as held,
-           exists (select 1 from longshore.flows o where o.id = j.flow and o.ended_at is null) as needed
-      from longshore.jobs j
-      left join longshore.ready w on w.id = j.id
-      left join longshore.running r on r.id = j.id
-      left join longshore.finished f on f.id = j.id
-     where j.id = $1";
-
-pub(super) async fn locate(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<State>> {
-    let Some(row) = sqlx::query(tx.sql(LOCATE)).bind(id.0).fetch_optional(&mut *tx.connection).await? else {
-        return Ok(None);
-    };
-    let number = |column: &str| row.try_get::<i16, _>(column).map(|n| n as u16);
-    if let Some(lease_no) = row.try_get("waiting_lease_no")? {
-        return Ok(Some(State::Waiting(Waiting {
-            lease_no,
-            attempts: number("attempt")?,
-            max_attempts: number("max_attempts")?,
-            interruptions: number("interruptions")?,
-            is_held: row.try_get("held")?,
-        })));
-    }
-    if let Some(lease_no) = row.try_get("running_lease_no")? {
-        return Ok(Some(State::Running(Running {
-            lease_no,
-            worker: WorkerId(row.try_get("worker")?),
-            attempt: number("attempt")?,
-            max_attempts: number("max_attempts")?,
-            interruptions: number("interruptions")?,
-            started: row.try_get("started")?,
-            flags: LeaseFlags {
-                cancel_requested: row.try_get("cancel_requested")?,
-                superseded: row.try_get("superseded")?,
-            },
-        })));
-    }
-    if let Some(lease_no) = row.try_get("finished_lease_no")? {
-        let outcome = Outcome::from_stored(row.try_get("outcome")?)?;
-        let is_needed = row.try_get("needed")?;
-        return Ok(Some(State::Finished(Finished { lease_no, outcome, is_needed })));
-    }
-    Err(in_no_table(id).into())
-}
-
-/// `max_wait` limits how long the command waits for the job, or a key that it needs, if
-/// another client's open transaction has locked it.
-pub(super) async fn operate(
-    tx: &mut Tx<'_>,
-    id: JobId,
-    from: &State,
-    to: &Operation,
-    max_wait: Duration,
-) -> Sql<Operated> {
-    let mut transaction = tx.begin().await?;
-    let tx = &mut transaction.tx();
-    tx.limit_lock_waits(max_wait).await?;
-    let done = match (from, to) {
-        (State::Waiting(seen), Operation::Cancel { attempts }) => cancel(tx, id, seen, *attempts).await,
-        (State::Waiting(seen), Operation::RunNow) => run_now(tx, id, seen).await,
-        (State::Waiting(seen), Operation::Rewrite(edit)) => rewrite(tx, id, seen, edit).await,
-        (State::Running(seen), Operation::RequestCancel) => request_cancel(tx, id, seen).await,
-        (State::Finished(seen), Operation::Reopen) => reopen(tx, id, seen).await,
-        (State::Finished(seen), Operation::ReopenWith(edit)) => reopen_with(tx, id, seen, edit).await,
-        (State::Finished(seen), Operation::Remove) => remove(tx, id, seen).await,
-        (from, to) => {
-            Err(Error::internal(format!("the operation {to:?} does not apply to a job in state {from:?}"))
-                .into())
-        }
-    }?;
-    transaction.commit().await?;
-    Ok(done)
-}
+use crate::rules::lifecycle::{Finished, Waiting, When};
 
 /// Deletes a job from `ready`, if it is there in the state that was seen. The budget is
 /// compared too: a key replacement renews it under the same lease number.
@@ -153,9 +66,9 @@ const CANCEL: &str = concat!(
     select count(*) from deleted"
 );
 
-async fn cancel(tx: &mut Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sql<Operated> {
+pub(super) async fn cancel(tx: &mut Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sql<bool> {
     let query = bind_waiting(sqlx::query(tx.sql(CANCEL)), id, seen).bind(attempts as i16);
-    operated(query, tx).await
+    has_changed(query, tx).await
 }
 
 /// Inserts the rows deleted from `ready` again, due now.
@@ -184,8 +97,8 @@ const RUN_NOW: &str = concat!(
     select count(*) from deleted"
 );
 
-async fn run_now(tx: &mut Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Operated> {
-    operated(bind_waiting(sqlx::query(tx.sql(RUN_NOW)), id, seen), tx).await
+pub(super) async fn run_now(tx: &mut Tx<'_>, id: JobId, seen: &Waiting) -> Sql<bool> {
+    has_changed(bind_waiting(sqlx::query(tx.sql(RUN_NOW)), id, seen), tx).await
 }
 
 const REWRITE: &str = concat!(
@@ -219,7 +132,7 @@ const REWRITE: &str = concat!(
     select count(*) from deleted"
 );
 
-async fn rewrite(tx: &mut Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Operated> {
+pub(super) async fn rewrite(tx: &mut Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<bool> {
     let (run_at, delay_us) = split(edit.when.unwrap_or(When::NOW));
     let query = bind_waiting(sqlx::query(tx.sql(REWRITE)), id, seen)
         .bind(edit.priority)
@@ -227,42 +140,8 @@ async fn rewrite(tx: &mut Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -
         .bind(delay_us)
         .bind(edit.payload.clone())
         .bind(edit.when.is_some());
-    operated(query, tx).await
+    has_changed(query, tx).await
 }
-
-const REQUEST_CANCEL: &str = "
-    with updated as (
-      update longshore.running
-         set cancel_requested = true
-       where id = $1
-         and lease_no = $2
-      returning id)
-    select count(*) from updated";
-
-async fn request_cancel(tx: &mut Tx<'_>, id: JobId, seen: &Running) -> Sql<Operated> {
-    operated(sqlx::query(tx.sql(REQUEST_CANCEL)).bind(id.0).bind(seen.lease_no), tx).await
-}
-
-/// Locks the finished row first; it is deleted once the key is taken. So two retries of
-/// one job cannot both succeed.
-const LOCK_FINISHED: &str = "
-    select j.unique_key
-      from longshore.finished f
-      join longshore.jobs j on j.id = f.id
-     where f.id = $1
-       and f.lease_no = $2
-       and f.outcome = $3::text::longshore.outcome
-       for update of f";
-
-const TAKE_KEY: &str = "
-    insert into longshore.keys (key, job)
-    values ($1, $2)
-        on conflict (key) do nothing";
-
-const KEY_HOLDER: &str = "
-    select job
-      from longshore.keys
-     where key = $1";
 
 const REOPEN: &str = concat!(
     "
@@ -299,44 +178,14 @@ const REOPEN: &str = concat!(
     select count(*) from deleted",
 );
 
-/// Returns the job to `ready` with a fresh budget, unless another live job owns its key.
-async fn reopen(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
-    let mut transaction = tx.begin().await?;
-    let tx = &mut transaction.tx();
-    let locked: Option<(Option<String>,)> = sqlx::query_as(tx.sql(LOCK_FINISHED))
-        .bind(id.0)
-        .bind(seen.lease_no)
-        .bind(seen.outcome.as_str())
-        .fetch_optional(&mut *tx.connection)
-        .await?;
-    let Some((unique_key,)) = locked else { return Ok(Operated::Moved) };
-    if let Some(key) = unique_key {
-        let taken = sqlx::query(tx.sql(TAKE_KEY)).bind(&key).bind(id.0).execute(&mut *tx.connection).await?;
-        if taken.rows_affected() == 0 {
-            let holder: Option<Uuid> =
-                sqlx::query_scalar(tx.sql(KEY_HOLDER)).bind(&key).fetch_optional(&mut *tx.connection).await?;
-            // The holder may have finished in between; then the caller reads the state
-            // again.
-            return Ok(holder.map_or(Operated::Moved, |holder| Operated::KeyTaken(JobId(holder))));
-        }
-    }
+/// Returns the job to `ready` with a fresh budget.
+pub(super) async fn reopen(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<bool> {
     let query = sqlx::query(tx.sql(REOPEN))
         .bind(id.0)
         .bind(seen.lease_no)
         .bind(seen.outcome.as_str())
         .bind(seen.starts_over());
-    let done = operated(query, tx).await?;
-    transaction.commit().await?;
-    Ok(done)
-}
-
-/// Reopens a job and edits it. Nobody can claim it in between: both are in one transaction.
-async fn reopen_with(tx: &mut Tx<'_>, id: JobId, seen: &Finished, edit: &ValidEdit) -> Sql<Operated> {
-    match (reopen(tx, id, seen).await?, locate(tx, id).await?) {
-        (Operated::Done, Some(State::Waiting(reopened))) => rewrite(tx, id, &reopened, edit).await,
-        (Operated::Done, _) => Ok(Operated::Moved),
-        (refused, _) => Ok(refused),
-    }
+    has_changed(query, tx).await
 }
 
 const REMOVE: &str = concat!(
@@ -368,37 +217,13 @@ const REMOVE: &str = concat!(
     select count(*) from deleted",
 );
 
-async fn remove(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
+pub(super) async fn remove(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<bool> {
     let query = sqlx::query(tx.sql(REMOVE)).bind(id.0).bind(seen.lease_no).bind(seen.outcome.as_str());
-    operated(query, tx).await
+    has_changed(query, tx).await
 }
 
 /// Runs a statement that returns how many jobs it changed.
-async fn operated(query: Query<'_>, tx: &mut Tx<'_>) -> Sql<Operated> {
+async fn has_changed(query: Query<'_>, tx: &mut Tx<'_>) -> Sql<bool> {
     let changed: i64 = query.fetch_one(&mut *tx.connection).await?.try_get(0)?;
-    Ok(if changed > 0 { Operated::Done } else { Operated::Moved })
-}
-
-const DEAD_LETTERS: &str = "
-    select f.id
-      from longshore.finished f
-      join longshore.jobs j on j.id = f.id
-     where f.outcome = 'failed_permanent'
-       and f.id > coalesce($1, '00000000-0000-0000-0000-000000000000')
-       and ($2::text is null or j.kind = $2)
-       and ($3::text is null or j.queue = $3)
-       and ($5::int8 is null or f.error_group = $5)
-     order by f.id
-     limit $4";
-
-pub(super) async fn dead_letters(tx: &mut Tx<'_>, filter: &DeadFilter) -> Sql<Vec<JobId>> {
-    let ids: Vec<Uuid> = sqlx::query_scalar(tx.sql(DEAD_LETTERS))
-        .bind(filter.after.map(|id| id.0))
-        .bind(&filter.kind)
-        .bind(&filter.queue)
-        .bind(i64::from(filter.limit))
-        .bind(filter.failure.map(|fingerprint| fingerprint.0))
-        .fetch_all(&mut *tx.connection)
-        .await?;
-    Ok(ids.into_iter().map(JobId).collect())
+    Ok(changed > 0)
 }

@@ -289,6 +289,29 @@ impl PostgresStore {
         })
     }
 
+    /// Runs an operation that fails as locked if a client's open transaction has locked what it needs. Almost always nothing is
+    /// locked, so the first try takes none of the few connections for long waits.
+    pub(super) async fn run_unless_locked<A, T>(
+        &self,
+        mode: Mode,
+        wait: KeyWait,
+        args: A,
+        work: Work<(Arc<A>, LockWait), T>,
+    ) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let args = Arc::new(args);
+        let first = if wait == KeyWait::Skip { wait } else { KeyWait::Short };
+        match self.run_as(mode, (args.clone(), LockWait::new(first)), work).await {
+            Err(error) if error.is_locked() && wait != KeyWait::Skip => {
+                self.run_as(Mode::WAITING, (args, LockWait::new(KeyWait::Long)), work).await
+            }
+            done => done,
+        }
+    }
+
     pub(super) async fn run_as<A, T>(&self, mode: Mode, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,

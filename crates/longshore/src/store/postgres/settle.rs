@@ -11,7 +11,6 @@ use uuid::Uuid;
 use super::PostgresStore;
 use super::advance::note_ends;
 use super::enqueue::{insert_any, split};
-use super::events::is_any_emitted;
 use super::run::{Mode, QUICK, Work, within};
 use super::steps::save_waits;
 use super::turns::{add_turns, add_turns_of_freed};
@@ -352,23 +351,30 @@ async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
 
 /// Ends one lease, and stores its follow-up jobs and waits, in one transaction.
 async fn end_with_more(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Settled]) -> Sql<()> {
-    let mut transaction = tx.begin().await?;
+    let done = try_to_end_with_more(tx, item, results).await;
+    if done.is_err() {
+        tx.roll_back_begin().await;
+    }
+    done
+}
+
+async fn try_to_end_with_more(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Settled]) -> Sql<()> {
+    let events = item.settlement.awaited_events();
+    // Until the transaction ends, none of these events is delivered.
+    let mut transaction = tx.begin_sharing("events", &events).await?;
     let tx = &mut transaction.tx();
-    // Before the lease ends, so that no event can be delivered in between.
-    let is_emitted = is_any_emitted(tx, &item.settlement.awaited_events()).await?;
     let due_now;
-    let item = if is_emitted {
+    let item = if save_waits(tx, item.settlement, &events).await? {
         due_now = item.settlement.clone().due_now();
         &Item { settlement: &due_now, ..*item }
     } else {
         item
     };
-    // If an earlier call ended the lease and its reply was lost, that call also stored
-    // the follow-up jobs.
-    if end_together(tx, &[item], results).await? > 0 {
-        insert_any(tx, &item.settlement.follow_ups).await?;
-        save_waits(tx, item.settlement).await?;
+    if end_together(tx, &[item], results).await? == 0 {
+        // If an earlier call ended the lease and its reply was lost, that call also stored the follow-up jobs.
+        return transaction.rollback().await;
     }
+    insert_any(tx, &item.settlement.follow_ups).await?;
     transaction.commit().await
 }
 

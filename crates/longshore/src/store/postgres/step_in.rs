@@ -3,12 +3,12 @@
 use sqlx::PgConnection;
 
 use super::PostgresStore;
-use super::lease::assert_lease;
 use super::pool::{Class, PooledConnection};
 use super::run::{DEADLINE, QUICK, within};
 use super::steps::save_steps;
-use super::tx::{Transaction, Tx};
+use super::tx::{Fault, Transaction, Tx};
 use crate::error::Result;
+use crate::store::lease::assert_lease;
 use crate::store::{Fenced, Lease, NewStep};
 
 /// A connection for a step whose work runs in a transaction. If it is dropped instead of
@@ -32,7 +32,7 @@ impl StepConnection {
     pub(crate) async fn begin(&mut self, lease: &Lease) -> Result<Option<StepTransaction<'_>>> {
         let begin = async {
             let mut transaction = Tx::new(&self.store.0, &mut self.connection).begin_step().await?;
-            let held = assert_lease(&mut transaction.tx(), lease).await?;
+            let held = assert_lease(&mut transaction.tx(), *lease).await.map_err(Fault::from)?;
             Ok((held == Fenced::Held).then_some(StepTransaction(transaction)))
         };
         Ok(within(QUICK, begin).await?)

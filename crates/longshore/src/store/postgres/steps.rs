@@ -1,102 +1,11 @@
-//! Durable steps: the journal of a job, and what it waits for.
-
-use std::collections::HashMap;
+//! Durable steps, as far as they are stored: journaling under a lease, what a suspended job waits for, and deleting
+//! both. The rest is in `store/steps.rs`.
 
 use sqlx::Row;
-use sqlx::postgres::PgRow;
-use uuid::Uuid;
 
-use super::inspect::raw;
-use super::lease::fenced;
 use super::tx::{Sql, Tx};
-use crate::job::JobId;
-use crate::store::{
-    Fenced, Journaled, NewStep, SavedWork, Settlement, StepRecord, StepState, journals_that_fit,
-};
-
-const STEPS: &str = "
-    select name, lease_no, saved_at, until, value::text
-      from longshore.steps
-     where job = $1
-     order by name";
-
-pub(super) async fn steps(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<StepRecord>> {
-    let rows = sqlx::query(tx.sql(STEPS)).bind(id.0).fetch_all(&mut *tx.connection).await?;
-    rows.iter().map(step).collect()
-}
-
-fn step(row: &PgRow) -> Sql<StepRecord> {
-    Ok(StepRecord {
-        name: row.try_get(0)?,
-        lease_no: row.try_get(1)?,
-        saved_at: row.try_get(2)?,
-        state: match row.try_get::<Option<String>, _>(4)? {
-            Some(value) => StepState::Done(raw(value)?),
-            None => StepState::Waiting { until: row.try_get(3)? },
-        },
-    })
-}
-
-const SAVED_WORK: &str = "
-    select c.data::text, coalesce(s.bytes, 0)
-      from unnest((select $1::uuid[])) with ordinality as i(id, nth)
-      left join longshore.checkpoints c on c.job = i.id
-      left join lateral (
-             select sum(octet_length(name) + coalesce(octet_length(value::text), 0))::int8 as bytes
-               from longshore.steps
-              where job = i.id) as s on true
-     order by i.nth";
-
-const STEPS_OF: &str = "
-    select name, lease_no, saved_at, until, value::text, job
-      from longshore.steps
-     where job = any($1::uuid[])
-     order by name";
-
-pub(super) async fn saved_work(tx: &mut Tx<'_>, ids: &[JobId], max_bytes: usize) -> Sql<Vec<SavedWork>> {
-    let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let found: Vec<(Option<String>, i64)> =
-        sqlx::query_as(tx.sql(SAVED_WORK)).bind(&ids).fetch_all(&mut *tx.connection).await?;
-    let fits = journals_that_fit(found.iter().map(|(_, bytes)| *bytes as usize), max_bytes);
-    let is_read = |i: &usize| fits[*i] && found[*i].1 > 0;
-    let read: Vec<Uuid> = (0..ids.len()).filter(is_read).map(|i| ids[i]).collect();
-    let mut steps = HashMap::<Uuid, Vec<StepRecord>>::new();
-    if !read.is_empty() {
-        let rows = sqlx::query(tx.sql(STEPS_OF)).bind(&read).fetch_all(&mut *tx.connection).await?;
-        for row in &rows {
-            steps.entry(row.try_get(5)?).or_default().push(step(row)?);
-        }
-    }
-    let mut saved = Vec::with_capacity(ids.len());
-    for ((id, fits), (checkpoint, _)) in ids.iter().zip(fits).zip(found) {
-        saved.push(SavedWork {
-            checkpoint: checkpoint.map(raw).transpose()?,
-            steps: fits.then(|| steps.remove(id).unwrap_or_default()),
-        });
-    }
-    Ok(saved)
-}
-
-/// The length of a value is known without reading the value.
-const JOURNAL_SIZE: &str = "
-    select count(*), coalesce(sum(octet_length(value::text)), 0)::int8
-      from longshore.steps
-     where job = $1";
-
-const NAMED_STEPS: &str = "
-    select name, lease_no, saved_at, until, value::text
-      from longshore.steps
-     where job = $1
-       and name = any($2)
-     order by name";
-
-pub(super) async fn journaled(tx: &mut Tx<'_>, id: JobId, names: &[String]) -> Sql<Journaled> {
-    let (steps, bytes): (i64, i64) =
-        sqlx::query_as(tx.sql(JOURNAL_SIZE)).bind(id.0).fetch_one(&mut *tx.connection).await?;
-    let rows = sqlx::query(tx.sql(NAMED_STEPS)).bind(id.0).bind(names).fetch_all(&mut *tx.connection).await?;
-    let named = rows.iter().map(step).collect::<Sql<_>>()?;
-    Ok(Journaled { steps: steps as usize, bytes: bytes as usize, named })
-}
+use crate::store::events::is_expired;
+use crate::store::{Fenced, NewStep, Settlement};
 
 /// Locks the leases in the order of their ids, as everywhere. Like the statements of
 /// `settle`, this waits only 2 s for a row that the user's own transaction has locked.
@@ -151,7 +60,7 @@ pub(super) async fn save_steps(tx: &mut Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fe
         .await?;
     let mut results = vec![Fenced::LeaseLost; steps.len()];
     for row in rows {
-        results[row.try_get::<i64, _>(0)? as usize - 1] = fenced(true);
+        results[row.try_get::<i64, _>(0)? as usize - 1] = Fenced::Held;
     }
     Ok(results)
 }
@@ -190,40 +99,65 @@ macro_rules! was_suspended {
 }
 pub(super) use was_suspended;
 
-const SAVE_WAITS: &str = "
-    with forgotten as (   -- waits that an earlier suspension left behind
+/// Locks the lease, so that it cannot be taken before the settle ends it. Waits only 2 s for a locked row, as the
+/// statements of `settle` do.
+const SAVE_WAITS: &str = concat!(
+    "
+    with held as (
+      select r.id
+        from longshore.running r
+       where r.id = (select $1::uuid where set_config('lock_timeout', '2s', true) <> '')
+         and r.lease_no = $2   -- fence: a newer lease owns the row
+         and r.worker = $3
+         for no key update of r),
+    emitted as (
+      select exists (
+        select 1
+          from longshore.events e
+         where e.name = any($6::text[])
+           and not ",
+    is_expired!("interval '7 days'"),
+    ") as is_any),
+    forgotten as (   -- waits that an earlier suspension left behind
       delete from longshore.waits
-       where job = $1
-         and event <> all($5::text[])),
+       where job = any(array(select id from held))
+         and event <> all($6::text[])),
     journaled as (
       insert into longshore.steps (job, name, lease_no, saved_at, until)
-      select $1, i.step, $2, longshore.clock(), i.until
-        from unnest((select $3::text[]), (select $4::timestamptz[])) as i(step, until)
+      select h.id, i.step, $2, longshore.clock(), i.until
+        from held h
+       cross join unnest((select $4::text[]), (select $5::timestamptz[])) as i(step, until)
           on conflict (job, name) do update
          set lease_no = excluded.lease_no,
              until = excluded.until
-       where steps.value is null)
-    insert into longshore.waits (event, job, lease_no, woken)
-    select event, $1, $2, $6
-      from unnest((select $5::text[])) as i(event)
-        on conflict (event, job) do update
-       set lease_no = excluded.lease_no,
-           woken = excluded.woken";
+       where steps.value is null),
+    awaited as (
+      insert into longshore.waits (event, job, lease_no, woken)
+      select i.event, h.id, $2, $7 or m.is_any
+        from held h
+       cross join emitted m
+       cross join unnest((select $6::text[])) as i(event)
+          on conflict (event, job) do update
+         set lease_no = excluded.lease_no,
+             woken = excluded.woken)
+    select is_any from emitted"
+);
 
-/// Journals what a suspended job waits for.
-pub(super) async fn save_waits(tx: &mut Tx<'_>, settlement: &Settlement) -> Sql<()> {
+/// Journals what a suspended job waits for, if the lease is live. Returns whether one of the events has been emitted.
+pub(super) async fn save_waits(tx: &mut Tx<'_>, settlement: &Settlement, events: &[String]) -> Sql<bool> {
     let Settlement { lease, waits, .. } = settlement;
     if waits.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
-    sqlx::query(tx.sql(SAVE_WAITS))
+    let row = sqlx::query(tx.sql(SAVE_WAITS))
         .bind(lease.id.0)
         .bind(lease.lease_no)
+        .bind(lease.worker.0)
         .bind(waits.iter().map(|wait| wait.step.as_str()).collect::<Vec<_>>())
         .bind(waits.iter().map(|wait| wait.until).collect::<Vec<_>>())
-        .bind(settlement.awaited_events())
+        .bind(events)
         .bind(settlement.is_due_now())
-        .execute(&mut *tx.connection)
+        .fetch_one(&mut *tx.connection)
         .await?;
-    Ok(())
+    Ok(row.try_get(0)?)
 }

@@ -3,142 +3,16 @@
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::run::{LockWait, Mode, Work};
-use super::{PostgresStore, advance, events, flows, inspect, lease, operate, operate_flows, steps, workers};
+use super::run::Mode;
+use super::{PostgresStore, advance, flows, inspect, operate_flows};
 use crate::error::Result;
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::rules::enqueue::{MAX_PAYLOAD, check_json};
-use crate::rules::lifecycle::State;
+use crate::job::{FlowId, JobId, JobRecord};
 use crate::store::*;
 
 #[async_trait]
 impl Store for PostgresStore {
-    // ---- lease ------------------------------------------------------------
-
-    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
-        self.run_read(leases.to_vec(), |tx, leases| Box::pin(lease::claims(tx, leases))).await
-    }
-
-    async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
-        self.run_quick(*lease, |tx, lease| Box::pin(lease::mark_started(tx, lease))).await
-    }
-
-    async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
-        reports.iter().try_for_each(|(_, progress)| check_json("progress", progress.get(), MAX_PAYLOAD))?;
-        self.run_quick(reports.to_vec(), |tx, reports| Box::pin(lease::progress(tx, reports))).await
-    }
-
-    async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
-        for (_, data) in checkpoints {
-            check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
-        }
-        self.run_quick(checkpoints.to_vec(), |tx, checkpoints| {
-            Box::pin(lease::save_checkpoints(tx, checkpoints))
-        })
-        .await
-    }
-
-    async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
-        self.run_read(id, |tx, id| Box::pin(lease::checkpoint(tx, *id))).await
-    }
-
-    async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
-        self.run_quick(*lease, |tx, lease| Box::pin(lease::assert_lease(tx, lease))).await
-    }
-
-    // ---- steps ------------------------------------------------------------
-
-    async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
-        self.run_read(id, |tx, id| Box::pin(steps::steps(tx, *id))).await
-    }
-
-    async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>> {
-        self.run_read((ids.to_vec(), max_bytes), |tx, (ids, max_bytes)| {
-            Box::pin(steps::saved_work(tx, ids, *max_bytes))
-        })
-        .await
-    }
-
-    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
-        self.run_read((id, names.to_vec()), |tx, (id, names)| Box::pin(steps::journaled(tx, *id, names)))
-            .await
-    }
-
-    async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
-        self.run_quick(steps.to_vec(), |tx, steps| Box::pin(steps::save_steps(tx, steps))).await
-    }
-
-    // ---- workers ----------------------------------------------------------
-
-    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
-        self.run_while_awaited((worker, held.to_vec()), |tx, (worker, held)| {
-            Box::pin(workers::beat(tx, *worker, held))
-        })
-        .await
-    }
-
-    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
-        self.run_while_awaited(worker, |tx, worker| Box::pin(workers::beat_and_list(tx, *worker))).await
-    }
-
-    // ---- operate ----------------------------------------------------------
-
-    async fn locate(&self, id: JobId) -> Result<Option<State>> {
-        self.run_read(id, |tx, id| Box::pin(operate::locate(tx, *id))).await
-    }
-
-    async fn operate(&self, id: JobId, from: &State, to: &Operation, wait: KeyWait) -> Result<Operated> {
-        let work: Work<_, _> = |tx, (id, from, to, wait): &(JobId, State, Operation, LockWait)| {
-            Box::pin(operate::operate(tx, *id, from, to, wait.remaining()))
-        };
-        let args = |wait| (id, from.clone(), to.clone(), LockWait::new(wait));
-        let first = if wait == KeyWait::Skip { wait } else { KeyWait::Short };
-        // Most jobs are not locked, so try first without one of the few connections for long
-        // waits.
-        match self.run(args(first), work).await {
-            Err(error) if error.is_locked() && wait != KeyWait::Skip => {
-                self.run_as(Mode::WAITING, args(KeyWait::Long), work).await
-            }
-            done => done,
-        }
-    }
-
-    async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
-        self.run(filter.clone(), |tx, filter| Box::pin(operate::dead_letters(tx, filter))).await
-    }
-
-    // ---- events -----------------------------------------------------------
-
-    async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted> {
-        let work: Work<_, _> = |tx, (name, payload, wait): &(String, Box<RawValue>, LockWait)| {
-            Box::pin(events::emit(tx, name, payload, wait.remaining()))
-        };
-        let args = |wait| (name.to_owned(), payload.to_owned(), LockWait::new(wait));
-        // As for `operate`.
-        match self.run(args(KeyWait::Short), work).await {
-            Err(error) if error.is_locked() => self.run_as(Mode::WAITING, args(KeyWait::Long), work).await,
-            done => done,
-        }
-    }
-
-    async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>> {
-        self.run_read(names.to_vec(), |tx, names| Box::pin(events::events(tx, names))).await
-    }
-
-    async fn deliver(&self, after: Option<&EventPlace>, limit: u32) -> Result<Delivered> {
-        self.run_quick((after.cloned(), limit), |tx, (after, limit)| {
-            Box::pin(events::deliver(tx, after.as_ref(), *limit))
-        })
-        .await
-    }
-
-    async fn remove_events(&self, limit: u32) -> Result<u64> {
-        self.run(limit, |tx, limit| Box::pin(events::remove_events(tx, *limit))).await
-    }
-
     // ---- flows ------------------------------------------------------------
 
     async fn put_flow(&self, flow: &NewFlow) -> Result<PutFlow> {

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection, PgConnection, SqlStr};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlStr};
 
 use super::Inner;
 use crate::error::Error;
+use crate::store::db::Atomicity;
 
 /// If the connection dies without a reset, the server does not notice for hours, and the
 /// transaction would keep its locks: a key, a schedule, or the row of retention. Our
@@ -32,6 +33,10 @@ const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
      set local enable_bitmapscan = off;
      set local enable_seqscan = off";
 
+/// One snapshot for statements that read all tables.
+const BEGIN_LONG_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
+     set local idle_in_transaction_session_timeout = '5s'";
+
 /// For statements that find each of their rows through an index. The planner knows the live rows of a table, but not that it has
 /// many more dead ones, as while a snapshot is held, or that it was empty when it was analyzed and has many rows now. It would
 /// rather read the whole table. Without other plans, their estimates must not start the compiler (`jit`).
@@ -46,11 +51,13 @@ const BEGIN_INDEXED: &str = "begin;
 pub(super) struct Tx<'c> {
     pub(super) store: &'c Inner,
     pub(super) connection: &'c mut PgConnection,
+    /// How long a statement that is its own transaction may wait for locks, if the operation limits it.
+    pub(super) max_lock_wait: Option<Duration>,
 }
 
 impl<'c> Tx<'c> {
     pub(super) fn new(store: &'c Inner, connection: &'c mut PgConnection) -> Self {
-        Tx { store, connection }
+        Tx { store, connection, max_lock_wait: None }
     }
 
     /// A statement with the name of the schema in use.
@@ -65,9 +72,8 @@ impl<'c> Tx<'c> {
 
     /// Makes statements of the open transaction fail if they wait for a lock for longer.
     pub(super) async fn limit_lock_waits(&mut self, max_wait: Duration) -> Sql<()> {
-        let max_wait = max_wait.as_millis().max(1);
         sqlx::query("select set_config('lock_timeout', $1, true)")
-            .bind(format!("{max_wait}ms"))
+            .bind(lock_timeout(max_wait))
             .execute(&mut *self.connection)
             .await?;
         Ok(())
@@ -80,6 +86,59 @@ impl<'c> Tx<'c> {
     /// Begins a transaction for statements that find each of their rows through an index.
     pub(super) async fn begin_indexed(&mut self) -> Sql<Transaction<'_>> {
         self.begin_unless_begun(BEGIN_INDEXED).await
+    }
+
+    /// Begins the transaction of a procedure. If there is a limit, statements fail that wait for a lock for longer.
+    pub(super) async fn begin_as(
+        &mut self,
+        atomicity: Atomicity,
+        max_lock_wait: Option<Duration>,
+    ) -> Sql<Transaction<'_>> {
+        let begin = match atomicity {
+            Atomicity::Single | Atomicity::Together => BEGIN,
+            Atomicity::TogetherIndexed => BEGIN_INDEXED,
+            Atomicity::LongSnapshot => BEGIN_LONG_SNAPSHOT,
+        };
+        let Some(max_wait) = max_lock_wait else { return self.begin_unless_begun(begin).await };
+        let limited = format!("{begin}; set local lock_timeout = '{}'", lock_timeout(max_wait));
+        if !self.connection.is_in_transaction() {
+            return Ok(Transaction {
+                store: self.store,
+                inner: self.connection.begin_with(AssertSqlSafe(limited)).await?,
+            });
+        }
+        let mut transaction = self.begin_unless_begun(begin).await?;
+        transaction.tx().limit_lock_waits(max_wait).await?;
+        Ok(transaction)
+    }
+
+    /// Begins a transaction. Until it ends, no other one [locks](crate::store::db::Db::lock_each) these names. If this
+    /// fails, [roll back](Tx::roll_back_begin).
+    pub(super) async fn begin_sharing(&mut self, of: &'static str, names: &[String]) -> Sql<Transaction<'_>> {
+        if names.is_empty() {
+            return self.begin().await;
+        }
+        // A statement without parameters may follow another one, in one round trip. It is a statement of its own: the
+        // next one has a newer snapshot.
+        let keys = names.iter().map(|name| self.fill(&format!("longshore.{of}:")) + name);
+        let keys: Vec<String> = keys.map(|key| format!("'{}'", hex(key.as_bytes()))).collect();
+        let keys = keys.join(", ");
+        let begin = format!(
+            "{BEGIN};
+             select count(pg_advisory_xact_lock_shared(hashtextextended(key, 0)))
+               from (select convert_from(decode(hex, 'hex'), 'UTF8') as key
+                       from unnest(array[{keys}]) as k(hex)
+                      order by key) as sorted"
+        );
+        let inner = self.connection.begin_with(AssertSqlSafe(begin)).await?;
+        Ok(Transaction { store: self.store, inner })
+    }
+
+    /// Rolls back a transaction that failed while it began. The driver does not know that it is open.
+    pub(super) async fn roll_back_begin(&mut self) {
+        if let Err(error) = sqlx::raw_sql("rollback").execute(&mut *self.connection).await {
+            tracing::debug!(%error, "could not roll back");
+        }
     }
 
     async fn begin_unless_begun(&mut self, begin: &'static str) -> Sql<Transaction<'_>> {
@@ -106,6 +165,15 @@ impl<'c> Tx<'c> {
     pub(super) async fn begin_snapshot(&mut self) -> Sql<Transaction<'_>> {
         Ok(Transaction { store: self.store, inner: self.connection.begin_with(BEGIN_SNAPSHOT).await? })
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A time in the words of `lock_timeout`.
+pub(super) fn lock_timeout(max_wait: Duration) -> String {
+    format!("{}ms", max_wait.as_millis().max(1))
 }
 
 /// A transaction. It rolls back unless it is committed.
@@ -167,7 +235,7 @@ impl Fault {
         self.is_duplicate() || self.code().as_deref() == Some("22P02")
     }
 
-    pub(super) fn is_lock_timeout(&self) -> bool {
+    pub(in crate::store) fn is_lock_timeout(&self) -> bool {
         self.code().as_deref() == Some("55P03")
     }
 

@@ -1,4 +1,4 @@
-//! Heartbeats of workers.
+//! Heartbeats of workers. The rest is in `store/workers.rs`.
 
 use std::time::Duration;
 

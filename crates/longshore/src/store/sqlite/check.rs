@@ -1,67 +1,31 @@
-//! The consistency check on this engine, and the check whether commits are durable. The faults that it
-//! looks for are in `store/check.rs`.
+//! The consistency check, as far as SQLite differs. The rest is in `store/check.rs`.
 
-use async_trait::async_trait;
 use rusqlite::Row;
 use rusqlite::types::ValueRef;
 use uuid::Uuid;
 
-use super::SqliteStore;
 use super::tx::{Sql, Tx};
-use crate::error::Result;
 use crate::rules::lifecycle::FAR_FUTURE;
-use crate::store::Checks;
-use crate::store::check::{CheckReport, Dialect, Durability, OPTIONS, faults, unreadable_options};
+use crate::store::check::Dialect;
 
-/// The maximum number of jobs listed whose options cannot be read.
-const MAX_PROBLEMS: usize = 100;
-
-#[async_trait]
-impl Checks for SqliteStore {
-    async fn check(&self) -> Result<CheckReport> {
-        self.engine.read(check).await
-    }
-
-    async fn durability(&self) -> Result<Durability> {
-        // The engine itself sets `synchronous = full` on every connection, so nothing can be relaxed.
-        Ok(Durability::default())
-    }
-}
-
-fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
-    const JOBS: &str = "
-        select count(*)
-          from jobs";
-    let dialect = Dialect {
-        tables: &|text| text.replace("longshore.", ""),
+pub(super) fn dialect(tx: &Tx<'_>) -> Sql<Dialect> {
+    Ok(Dialect {
+        schema: String::new(),
         // Odd, so that the row that corrects the tallies does not collide with one of a minute.
         now: (tx.now()? | 1).to_string(),
         ten_seconds: "10000000",
         seven_days: "604800000000",
         never: FAR_FUTURE.timestamp_micros().to_string(),
         id: |id| format!("x'{}'", id.replace('-', "")),
-    };
-    let jobs = tx.row(JOBS, [], |row| row.get::<_, i64>(0))?.unwrap_or(0);
-    let mut report = CheckReport { jobs: jobs.unsigned_abs(), problems: Vec::new() };
-    for fault in faults() {
-        let found = tx.rows(&dialect.sql(fault.find, &[]), [], texts)?;
-        report.problems.extend(found.iter().map(|values| dialect.problem(fault, values)));
-    }
-    let mut unreadable = Vec::new();
-    let mut after = Uuid::nil().to_string();
-    loop {
-        let page = tx.rows(&dialect.sql(OPTIONS, &[after]), [], texts)?;
-        let Some(last) = page.last() else { break };
-        after = last[0].clone();
-        unreadable.extend(page.iter().filter_map(|row| unreadable_options(&dialect, &row[0], &row[1])));
-        unreadable.truncate(MAX_PROBLEMS);
-    }
-    report.problems.extend(unreadable);
-    Ok(report)
+    })
 }
 
-/// The values of a row as text.
-fn texts(row: &Row<'_>) -> rusqlite::Result<Vec<String>> {
+/// The rows of a statement without parameters.
+pub(super) fn texts(tx: &Tx<'_>, statement: &str) -> Sql<Vec<Vec<String>>> {
+    tx.rows(statement, [], texts_of)
+}
+
+fn texts_of(row: &Row<'_>) -> rusqlite::Result<Vec<String>> {
     let text = |at| {
         Ok(match row.get_ref(at)? {
             ValueRef::Null => String::new(),

@@ -59,23 +59,29 @@ impl<'c> Rows<'c> {
         };
         Ok(Tx::at(self.conn, now))
     }
+}
 
-    fn prepare(&mut self, sql: &Statement, args: &[Arg<'_>]) -> tx::Sql<(CachedStatement<'_>, Vec<Stored>)> {
-        let tx = self.tx()?;
-        let now = tx.now()?;
+impl<'c> Tx<'c> {
+    fn fill(&self, sql: &Statement, args: &[Arg<'_>]) -> tx::Sql<(CachedStatement<'c>, Vec<Stored>)> {
         let mut params = args.iter().map(stored).collect::<tx::Sql<Vec<_>>>()?;
-        let statement = tx.prepare(sql.for_sqlite())?;
+        let statement = self.prepare(sql.for_sqlite())?;
         if statement.parameter_count() > params.len() {
-            params.push(now.into());
+            params.push(self.now()?.into());
         }
         Ok((statement, params))
+    }
+
+    /// Whether the statement returns a row, for the engine's own functions.
+    pub(super) fn has_row(&self, sql: &Statement, args: &[Arg<'_>]) -> tx::Sql<bool> {
+        let (mut statement, params) = self.fill(sql, args)?;
+        Ok(statement.exists(params_from_iter(params))?)
     }
 }
 
 #[async_trait]
 impl Db for Rows<'_> {
     async fn rows(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<Vec<Row>> {
-        let (mut statement, params) = self.prepare(sql, args)?;
+        let (mut statement, params) = self.tx()?.fill(sql, args)?;
         let names: Arc<[String]> = statement.column_names().into_iter().map(str::to_owned).collect();
         let read = |row: &rusqlite::Row<'_>| -> rusqlite::Result<Row> {
             let values = (0..names.len()).map(|nth| value(row.get_ref(nth)?));
@@ -86,13 +92,21 @@ impl Db for Rows<'_> {
     }
 
     async fn execute(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<u64> {
-        let (mut statement, params) = self.prepare(sql, args)?;
+        let (mut statement, params) = self.tx()?.fill(sql, args)?;
         Ok(statement.execute(params_from_iter(params))? as u64)
     }
 
     async fn lock(&mut self, _: &'static str) -> Sql<()> {
         // There is one writer at a time.
         Ok(())
+    }
+
+    async fn lock_each(&mut self, _: &'static str, _: &[String]) -> Sql<()> {
+        Ok(())
+    }
+
+    fn lock_timeout(&self) -> String {
+        String::new()
     }
 }
 

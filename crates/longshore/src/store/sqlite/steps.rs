@@ -1,82 +1,11 @@
-//! Durable steps: the journal of a job, and what it waits for.
+//! Durable steps, as far as they are stored: journaling under a lease, what a suspended job waits for, and deleting
+//! both. The rest is in `store/steps.rs`.
 
-use rusqlite::{Row, params};
+use rusqlite::params;
 
-use super::lease::fenced;
-use super::tx::{Columns, Sql, Tx};
+use super::tx::{Sql, Tx};
 use crate::job::JobId;
-use crate::store::{
-    Fenced, Journaled, Lease, NewStep, SavedWork, Settlement, StepRecord, StepState, journals_that_fit,
-};
-
-pub(super) fn steps(tx: &Tx<'_>, id: JobId) -> Sql<Vec<StepRecord>> {
-    const STEPS: &str = "
-        select name,
-               lease_no,
-               saved_at,
-               until,
-               value
-          from steps
-         where job = ?1
-         order by name";
-    tx.rows(STEPS, [id.0.as_bytes()], step)
-}
-
-fn step(row: &Row<'_>) -> rusqlite::Result<StepRecord> {
-    Ok(StepRecord {
-        name: row.get(0)?,
-        lease_no: row.get(1)?,
-        saved_at: row.time(2)?,
-        state: match row.json(4)? {
-            Some(value) => StepState::Done(value),
-            None => StepState::Waiting { until: row.maybe_time(3)? },
-        },
-    })
-}
-
-pub(super) fn saved_work(tx: &Tx<'_>, ids: &[JobId], max_bytes: usize) -> Sql<Vec<SavedWork>> {
-    const SIZE: &str = "
-        select coalesce(sum(length(cast(name as blob)) + coalesce(length(cast(value as blob)), 0)), 0)
-          from steps
-         where job = ?1";
-    let mut sizes = Vec::with_capacity(ids.len());
-    for id in ids {
-        sizes.push(tx.row(SIZE, [id.0.as_bytes()], |row| row.get::<_, i64>(0))?.unwrap_or(0) as usize);
-    }
-    let mut saved = Vec::with_capacity(ids.len());
-    for (id, fits) in ids.iter().zip(journals_that_fit(sizes.into_iter(), max_bytes)) {
-        let steps = if fits { Some(steps(tx, *id)?) } else { None };
-        saved.push(SavedWork { checkpoint: super::lease::checkpoint(tx, *id)?, steps });
-    }
-    Ok(saved)
-}
-
-pub(super) fn journaled(tx: &Tx<'_>, id: JobId, names: &[String]) -> Sql<Journaled> {
-    const SIZE: &str = "
-        select count(*),
-               coalesce(sum(length(cast(value as blob))), 0)
-          from steps
-         where job = ?1";
-    const NAMED: &str = "
-        select name,
-               lease_no,
-               saved_at,
-               until,
-               value
-          from steps
-         where job = ?1
-           and name = ?2";
-    let size = tx.row(SIZE, [id.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    let (steps, bytes): (i64, i64) = size.unwrap_or_default();
-    let mut names: Vec<&String> = names.iter().collect();
-    names.sort();
-    names.dedup();
-    let mut named = Vec::new();
-    for name in names {
-        named.extend(tx.row(NAMED, params![id.0.as_bytes(), name], step)?);
-    }
-    Ok(Journaled { steps: steps as usize, bytes: bytes as usize, named })
-}
+use crate::store::{Fenced, Lease, NewStep, Settlement};
 
 pub(super) fn save_steps(tx: &Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
     // Attempts and interruptions count since the last step.
@@ -99,7 +28,8 @@ pub(super) fn save_steps(tx: &Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
          where value is null";
     let save = |step: &NewStep| {
         let Lease { id, lease_no, worker } = step.lease;
-        let held = fenced(tx.execute(PROGRESS, params![id.0.as_bytes(), lease_no, worker.0.as_bytes()])?);
+        let held = tx.execute(PROGRESS, params![id.0.as_bytes(), lease_no, worker.0.as_bytes()])?;
+        let held = Fenced::of(held > 0);
         if held == Fenced::Held {
             let params = params![id.0.as_bytes(), step.name, lease_no, tx.now()?, step.value.get()];
             tx.execute(SAVE, params)?;

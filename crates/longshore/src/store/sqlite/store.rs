@@ -3,126 +3,15 @@
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::{SqliteStore, advance, events, flows, inspect, lease, operate, operate_flows, steps, workers};
+use super::{SqliteStore, advance, flows, inspect, operate_flows};
 use crate::error::Result;
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
-use crate::rules::enqueue::{MAX_PAYLOAD, check_json};
-use crate::rules::lifecycle::State;
+use crate::job::{FlowId, JobId, JobRecord};
 use crate::store::*;
 
 #[async_trait]
 impl Store for SqliteStore {
-    // ---- lease ------------------------------------------------------------
-
-    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
-        let leases = leases.to_vec();
-        self.engine.read(move |tx| lease::claims(tx, &leases)).await
-    }
-
-    async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
-        let lease = *lease;
-        self.engine.write(move |tx| lease::mark_started(tx, &lease)).await
-    }
-
-    async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
-        reports.iter().try_for_each(|(_, progress)| check_json("progress", progress.get(), MAX_PAYLOAD))?;
-        let reports = reports.to_vec();
-        self.engine.write(move |tx| lease::progress(tx, &reports)).await
-    }
-
-    async fn save_checkpoints(&self, checkpoints: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
-        for (_, data) in checkpoints {
-            check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
-        }
-        let checkpoints = checkpoints.to_vec();
-        self.engine.write(move |tx| lease::save_checkpoints(tx, &checkpoints)).await
-    }
-
-    async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
-        self.engine.read(move |tx| lease::checkpoint(tx, id)).await
-    }
-
-    async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
-        let lease = *lease;
-        self.engine.read(move |tx| lease::assert_lease(tx, &lease)).await
-    }
-
-    // ---- steps ------------------------------------------------------------
-
-    async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
-        self.engine.read(move |tx| steps::steps(tx, id)).await
-    }
-
-    async fn saved_work(&self, ids: &[JobId], max_bytes: usize) -> Result<Vec<SavedWork>> {
-        let ids = ids.to_vec();
-        self.engine.read(move |tx| steps::saved_work(tx, &ids, max_bytes)).await
-    }
-
-    async fn journaled(&self, id: JobId, names: &[String]) -> Result<Journaled> {
-        let names = names.to_vec();
-        self.engine.read(move |tx| steps::journaled(tx, id, &names)).await
-    }
-
-    async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
-        let steps = steps.to_vec();
-        self.engine.write(move |tx| steps::save_steps(tx, &steps)).await
-    }
-
-    // ---- workers ----------------------------------------------------------
-
-    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
-        let held = held.to_vec();
-        self.engine.write(move |tx| workers::beat(tx, worker, &held)).await
-    }
-
-    async fn beat_and_list(&self, worker: WorkerId) -> Result<Option<Vec<LiveLease>>> {
-        self.engine.write(move |tx| workers::beat_and_list(tx, worker)).await
-    }
-
-    // ---- operate ----------------------------------------------------------
-
-    async fn locate(&self, id: JobId) -> Result<Option<State>> {
-        self.engine.read(move |tx| operate::locate(tx, id)).await
-    }
-
-    async fn operate(&self, id: JobId, from: &State, to: &Operation, _: KeyWait) -> Result<Operated> {
-        let (from, to) = (from.clone(), to.clone());
-        self.engine.write(move |tx| operate::operate(tx, id, &from, &to)).await
-    }
-
-    async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
-        let filter = filter.clone();
-        self.engine.read(move |tx| operate::dead_letters(tx, &filter)).await
-    }
-
-    // ---- events -----------------------------------------------------------
-
-    async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted> {
-        let (name, payload) = (name.to_owned(), payload.to_owned());
-        self.engine.write(move |tx| events::emit(tx, &name, &payload)).await
-    }
-
-    async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>> {
-        let names = names.to_vec();
-        self.engine.read(move |tx| events::events(tx, &names)).await
-    }
-
-    async fn deliver(&self, _: Option<&EventPlace>, limit: u32) -> Result<Delivered> {
-        // There is one writer at a time, so no wait is locked, and what was delivered is not fresh any more.
-        // Almost always there is nothing to deliver, and nothing is written.
-        if !self.engine.read(events::has_fresh).await? {
-            return Ok(Delivered::default());
-        }
-        self.engine.write(move |tx| events::deliver(tx, limit)).await
-    }
-
-    async fn remove_events(&self, limit: u32) -> Result<u64> {
-        self.engine.write(move |tx| events::remove_events(tx, limit)).await
-    }
-
     // ---- flows ------------------------------------------------------------
 
     async fn put_flow(&self, flow: &NewFlow) -> Result<PutFlow> {
