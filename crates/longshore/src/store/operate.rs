@@ -221,15 +221,15 @@ static KEY_HOLDER: Statement = Statement::new(
 async fn reopen(rows: &mut dyn Rows, id: JobId, seen: &Finished) -> Sql<Operated> {
     let locked = rows.row(&LOCK_FINISHED, args![id, seen.lease_no, seen.outcome.as_str()]).await?;
     let Some(mut locked) = locked else { return Ok(Operated::Moved) };
-    if let Some(key) = locked.take::<Option<String>>("unique_key")? {
-        if rows.execute(&TAKE_KEY, args![&key, id]).await? == 0 {
-            // The holder may have finished in between; then the caller reads the state
-            // again.
-            return Ok(match rows.row(&KEY_HOLDER, args![&key]).await? {
-                Some(mut holder) => Operated::KeyTaken(holder.take("job")?),
-                None => Operated::Moved,
-            });
-        }
+    if let Some(key) = locked.take::<Option<String>>("unique_key")?
+        && rows.execute(&TAKE_KEY, args![&key, id]).await? == 0
+    {
+        // The holder may have finished in between; then the caller reads the state
+        // again.
+        return Ok(match rows.row(&KEY_HOLDER, args![&key]).await? {
+            Some(mut holder) => Operated::KeyTaken(holder.take("job")?),
+            None => Operated::Moved,
+        });
     }
     let is_reopened = rows.reopen_finished(id, seen).await?;
     Ok(if is_reopened { Operated::Done } else { Operated::Moved })
