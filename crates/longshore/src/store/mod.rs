@@ -7,7 +7,7 @@
 //! longer in that state.
 //!
 //! Most procedures are written once: the file of the area also has the statements, which run on both engines through
-//! the [layer](db). The engines implement the other traits, in files of the same names: `claim.rs` in this folder has the
+//! the layer in `db.rs`. The engines implement the other traits, in files of the same names: `claim.rs` in this folder has the
 //! trait of a claim, its arguments and results, and `postgres/claim.rs` and `sqlite/claim.rs` store it.
 
 use std::sync::Arc;
