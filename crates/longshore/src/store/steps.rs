@@ -92,7 +92,7 @@ impl Default for SavedWork {
 
 /// Which journals of these sizes, in this order, fit together into `max_bytes`. After the first one that
 /// does not, only empty ones do.
-pub(crate) fn journals_that_fit(sizes: impl Iterator<Item = usize>, max_bytes: usize) -> Vec<bool> {
+fn journals_that_fit(sizes: impl Iterator<Item = usize>, max_bytes: usize) -> Vec<bool> {
     let mut left = Some(max_bytes);
     let mut fits = |size: usize| {
         if size == 0 {
