@@ -60,6 +60,10 @@ pub(crate) trait Db: Send {
     /// Lets one transaction at a time go on after this line, until it ends.
     async fn lock(&mut self, name: &'static str) -> Sql<()>;
 
+    /// Stores nothing of this procedure, whatever it returns. Only for procedures that are stored together and have
+    /// met a locked row, so never on SQLite.
+    fn undo(&mut self) -> Sql<()>;
+
     /// Returns the first row.
     async fn row(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<Option<Row>> {
         Ok(self.rows(sql, args).await?.into_iter().next())
@@ -78,6 +82,13 @@ impl<R: Db + Moves> Rows for R {}
 /// Runs procedures: owns transactions, connections, deadlines and retries.
 #[async_trait]
 pub(crate) trait Engine: Send + Sync {
+    /// How many flows one step may lock. Other processes go on with the flows that are not locked.
+    const FLOWS_PER_STEP: u32;
+
+    /// Whether the database refused this change and may accept others: a constraint, a trigger or a lock is the
+    /// reason, not the server, the connection or the file.
+    fn is_refusal(error: &Error) -> bool;
+
     async fn call<A, T>(&self, how: How, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
@@ -139,6 +150,9 @@ pub(super) enum Locks {
     Wait,
     /// The procedure fails as locked after this time.
     WaitUpTo(Duration),
+    /// As `WaitUpTo` a few milliseconds. If it fails, the procedure waits again, for two seconds, on one of the few
+    /// connections for long waits.
+    WaitAside,
 }
 
 impl How {
@@ -161,6 +175,17 @@ impl How {
     /// Stores all statements together or none, and fails as locked if one waits for longer than this.
     pub(crate) const fn waiting_up_to(self, max_wait: Duration) -> Self {
         How { locks: Locks::WaitUpTo(max_wait), ..self.together() }
+    }
+
+    /// Stores all statements together or none. Waits for locks on the connections for long waits.
+    pub(crate) const fn waiting_aside(self) -> Self {
+        How { locks: Locks::WaitAside, ..self.together() }
+    }
+
+    /// Stores all statements together or none. They find each of their rows through an index, whatever the planner
+    /// expects.
+    pub(crate) const fn indexed(self) -> Self {
+        How { atomicity: Atomicity::TogetherIndexed, ..self }
     }
 }
 
@@ -228,6 +253,10 @@ arg_from! {
     &'a RawValue => |v| Arg::Text(Some(v.get())),
     &'a [u8; 32] => |v| Arg::Bytes(Some(v)),
     Uuid => |v| Arg::Id(Some(v)),
+    Option<Uuid> => |v| Arg::Id(v),
+    &'a [Uuid] => |v| Arg::Ids(Some(v.to_vec())),
+    &'a Vec<Uuid> => |v| Arg::Ids(Some(v.clone())),
+    Vec<Uuid> => |v| Arg::Ids(Some(v)),
     DateTime<Utc> => |v| Arg::Time(Some(v)),
     Option<DateTime<Utc>> => |v| Arg::Time(v),
     Duration => |v| Arg::Span(v),
@@ -238,6 +267,7 @@ arg_from! {
     Vec<&'a str> => |v| Arg::OptionalTexts(v.into_iter().map(Some).collect()),
     Vec<DateTime<Utc>> => |v| Arg::Times(v),
     Vec<i64> => |v| Arg::Ints(v),
+    &'a [i64] => |v| Arg::Ints(v.to_vec()),
     Vec<i16> => |v| Arg::Ints(v.into_iter().map(i64::from).collect()),
     &'a [[u8; 32]] => |v| Arg::Hashes(v),
 }

@@ -10,21 +10,42 @@ use sqlx::{Column as _, Row as _, TypeInfo as _, ValueRef as _};
 use uuid::Uuid;
 
 use super::PostgresStore;
-use super::run::Working;
+use super::run::{LockWait, Mode, Working};
 use super::tx::{self, Query, Tx};
 use crate::error::{Error, Result};
+use crate::store::KeyWait;
 use crate::store::db::{
     Arg, Atomicity, Db, Engine, Expected, Fault, How, Locks, Row, Sql, Statement, Value, Work,
 };
 
 #[async_trait]
 impl Engine for PostgresStore {
+    const FLOWS_PER_STEP: u32 = 32;
+
+    fn is_refusal(error: &Error) -> bool {
+        let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<sqlx::Error>());
+        source.and_then(tx::code).is_some_and(|code| tx::is_refusal(&code))
+    }
+
     async fn call<A, T>(&self, how: How, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let procedure = Procedure { how, args, work };
+        let args = Arc::new(args);
+        let procedure = |wait| Procedure { how, args: args.clone(), work, wait: LockWait::new(wait) };
+        if how.locks == Locks::WaitAside {
+            let mode = if how.expected == Expected::Quick { Mode::QUICK } else { Mode::SLOW };
+            // Almost always nothing is locked, so the first try neither waits nor takes one of the few connections
+            // for long waits.
+            return match self.run_as(mode, procedure(KeyWait::Skip), run).await {
+                Err(error) if error.is_locked() => {
+                    self.run_as(Mode::WAITING_ASIDE, procedure(KeyWait::Long), run).await
+                }
+                done => done,
+            };
+        }
+        let procedure = procedure(KeyWait::Skip);
         match how.expected {
             Expected::QuickRead => self.run_read(procedure, run).await,
             Expected::View => self.run_view(procedure, run).await,
@@ -39,8 +60,10 @@ impl Engine for PostgresStore {
 
 struct Procedure<A, T> {
     how: How,
-    args: A,
+    args: Arc<A>,
     work: Work<A, T>,
+    /// How long it waits aside.
+    wait: LockWait,
 }
 
 fn run<'c, A, T>(tx: &'c mut Tx<'_>, procedure: &'c Procedure<A, T>) -> Working<'c, T>
@@ -48,19 +71,27 @@ where
     A: Send + Sync + 'static,
     T: Send + 'static,
 {
-    let Procedure { how, args, work } = procedure;
+    let Procedure { how, args, work, wait } = procedure;
     Box::pin(async move {
-        let mut transaction = match how.atomicity {
-            Atomicity::Single => return Ok(work(tx, args).await?),
-            Atomicity::Together => tx.begin().await?,
-            Atomicity::TogetherIndexed => tx.begin_indexed().await?,
+        let max_wait = match how.locks {
+            Locks::Wait => None,
+            Locks::WaitUpTo(max_wait) => Some(max_wait),
+            Locks::WaitAside => Some(wait.remaining()),
+        };
+        let mut transaction = match (how.atomicity, max_wait) {
+            (Atomicity::Single, _) => return Ok(work(tx, args).await?),
+            (Atomicity::Together, None) => tx.begin().await?,
+            (Atomicity::Together, Some(max_wait)) => tx.begin_waiting_up_to(max_wait).await?,
+            (Atomicity::TogetherIndexed, None) => tx.begin_indexed().await?,
+            (Atomicity::TogetherIndexed, Some(max_wait)) => tx.begin_indexed_waiting_up_to(max_wait).await?,
         };
         let mut tx = transaction.tx();
-        if let Locks::WaitUpTo(max_wait) = how.locks {
-            tx.limit_lock_waits(max_wait).await?;
-        }
         let done = work(&mut tx, args).await?;
-        transaction.commit().await?;
+        if tx.is_undone {
+            transaction.rollback().await?;
+        } else {
+            transaction.commit().await?;
+        }
         Ok(done)
     })
 }
@@ -91,6 +122,11 @@ impl Db for Tx<'_> {
             .bind(self.fill(&format!("longshore.{name}")))
             .execute(&mut *self.connection)
             .await?;
+        Ok(())
+    }
+
+    fn undo(&mut self) -> Sql<()> {
+        self.is_undone = true;
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
 
-use super::advance::delete_links;
+use super::flow_changes::delete_links;
 use super::steps::delete_progress;
 use super::tx::{Sql, Tx};
 use crate::error::Error;

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, HashSet};
 use sqlx::Row;
 use uuid::Uuid;
 
-use super::advance::note_ends;
 use super::enqueue::{insert_any, split};
 use super::events::is_any_emitted;
+use super::flow_changes::note_ends;
 use super::run::{QUICK, within};
 use super::steps::save_waits;
 use super::turns::{add_turns, add_turns_of_freed};

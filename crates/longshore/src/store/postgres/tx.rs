@@ -1,9 +1,10 @@
 //! What one operation runs on: a connection, its statements with the schema's name
 //! filled in, and the translation of driver errors into ours.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use sqlx::{Connection, PgConnection, SqlStr};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlStr};
 
 use super::Inner;
 use crate::error::Error;
@@ -46,11 +47,13 @@ const BEGIN_INDEXED: &str = "begin;
 pub(super) struct Tx<'c> {
     pub(super) store: &'c Inner,
     pub(super) connection: &'c mut PgConnection,
+    /// Whether the transaction of the procedure is to be rolled back, although the procedure did not fail.
+    pub(super) is_undone: bool,
 }
 
 impl<'c> Tx<'c> {
     pub(super) fn new(store: &'c Inner, connection: &'c mut PgConnection) -> Self {
-        Tx { store, connection }
+        Tx { store, connection, is_undone: false }
     }
 
     /// A statement with the name of the schema in use.
@@ -80,6 +83,22 @@ impl<'c> Tx<'c> {
     /// Begins a transaction for statements that find each of their rows through an index.
     pub(super) async fn begin_indexed(&mut self) -> Sql<Transaction<'_>> {
         self.begin_unless_begun(BEGIN_INDEXED).await
+    }
+
+    /// As [`begin`](Self::begin) and [`limit_lock_waits`](Self::limit_lock_waits), in one round trip.
+    pub(super) async fn begin_waiting_up_to(&mut self, max_wait: Duration) -> Sql<Transaction<'_>> {
+        self.begin_limited(BEGIN, max_wait).await
+    }
+
+    /// As [`begin_indexed`](Self::begin_indexed) and [`limit_lock_waits`](Self::limit_lock_waits), in one round trip.
+    pub(super) async fn begin_indexed_waiting_up_to(&mut self, max_wait: Duration) -> Sql<Transaction<'_>> {
+        self.begin_limited(BEGIN_INDEXED, max_wait).await
+    }
+
+    async fn begin_limited(&mut self, begin: &'static str, max_wait: Duration) -> Sql<Transaction<'_>> {
+        let max_wait = max_wait.as_millis().max(1);
+        let begin = AssertSqlSafe(format!("{begin}; set local lock_timeout = '{max_wait}ms'"));
+        Ok(Transaction { store: self.store, inner: self.connection.begin_with(begin).await? })
     }
 
     async fn begin_unless_begun(&mut self, begin: &'static str) -> Sql<Transaction<'_>> {
@@ -174,9 +193,7 @@ impl Fault {
     /// Whether the database refused this change, and may accept others: a constraint, a
     /// trigger or a lock is the reason, not the server or the connection.
     pub(super) fn is_refusal(&self) -> bool {
-        let is_outage =
-            |code: &str| ["08", "25", "53", "57P", "58"].iter().any(|class| code.starts_with(class));
-        self.code().is_some_and(|code| !is_outage(&code))
+        self.code().is_some_and(|code| is_refusal(&code))
     }
 
     /// Whether the connection is broken or of no more use, and probably the pool's others
@@ -217,12 +234,22 @@ impl Fault {
         matches!(self, Fault::Timeout(_))
     }
 
-    pub(super) fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
+    pub(super) fn code(&self) -> Option<Cow<'_, str>> {
         match self {
-            Fault::Driver(sqlx::Error::Database(error)) => error.code(),
+            Fault::Driver(error) => code(error),
             _ => None,
         }
     }
+}
+
+/// The code of an error that the server reported.
+pub(super) fn code(error: &sqlx::Error) -> Option<Cow<'_, str>> {
+    error.as_database_error().and_then(|error| error.code())
+}
+
+/// Whether an error with this code is a [refusal](Fault::is_refusal).
+pub(super) fn is_refusal(code: &str) -> bool {
+    !["08", "25", "53", "57P", "58"].iter().any(|outage| code.starts_with(outage))
 }
 
 impl From<sqlx::Error> for Fault {

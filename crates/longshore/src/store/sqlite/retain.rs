@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rusqlite::{Row, params};
 
-use super::advance::delete_links;
+use super::flow_changes::delete_links;
 use super::settle::{add_tally, tally};
 use super::steps::delete_progress;
 use super::tx::{Columns, DAY, HOUR, Sql, Tx, micros};
