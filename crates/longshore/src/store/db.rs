@@ -103,7 +103,9 @@ pub(crate) type Work<A, T> =
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
     pub(super) expected: Expected,
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has no other transactions"))]
     pub(super) atomicity: Atomicity,
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "nothing is locked on SQLite"))]
     pub(super) locks: Locks,
 }
 
@@ -133,7 +135,6 @@ impl Expected {
 
 /// Whether the statements of a procedure are stored together or not at all. On SQLite, they always are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has no other transactions"))]
 pub(super) enum Atomicity {
     /// Each statement is stored by itself.
     Single,
@@ -144,7 +145,6 @@ pub(super) enum Atomicity {
 
 /// What happens if another client's open transaction has locked a row. On SQLite there is one writer, so none is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "nothing is locked on SQLite"))]
 pub(super) enum Locks {
     /// The procedure waits until its deadline.
     Wait,
@@ -321,6 +321,7 @@ impl Row {
 /// The value of a column.
 pub(crate) enum Value {
     Null,
+    #[cfg(feature = "postgres")]
     Bool(bool),
     /// On SQLite also a truth value, or a time in microseconds.
     Int(i64),
@@ -358,7 +359,10 @@ macro_rules! column {
     };
 }
 column! {
-    bool { Value::Bool(v) => Some(v), Value::Int(v) => Some(v != 0) }
+    bool {
+        Value::Int(v) => Some(v != 0),
+        #[cfg(feature = "postgres")] Value::Bool(v) => Some(v),
+    }
     i64 { Value::Int(v) => Some(v) }
     i32 { Value::Int(v) => v.try_into().ok() }
     i16 { Value::Int(v) => v.try_into().ok() }

@@ -70,11 +70,13 @@ pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventPlace, EventRecord, MAX_EVENT};
+pub(crate) use flows::FLOW_EVENT;
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) use flows::flow_event;
 pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, Flows, LinkRecord, NewChildren,
     NewFlow, NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
 };
-pub(crate) use flows::{FLOW_EVENT, flow_event};
 pub(crate) use groups::next_start;
 pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSettings, PlaceInLine};
 pub(crate) use history::bucket_of;
