@@ -366,12 +366,13 @@ async fn reopen(rows: &mut dyn Rows, jobs: &[Reopened]) -> Sql<ReopenedMembers> 
 
 /// The finished ones of a page of members that did not succeed. A member whose end was stored a moment ago is left out:
 /// its end is followed first. The rows are locked, so that nobody removes a member on which others are about to wait.
+/// `is not true`: Postgres must not take the index of all jobs that did not succeed while it takes the table for empty.
 static CANDIDATES: Statement = Statement::new(
     "
     select f.id
       from longshore.finished f
      where f.id = any($1::uuid[])
-       and f.outcome <> 'succeeded'
+       and (f.outcome = 'succeeded') is not true
        and (f.finished_at <= $2 or f.skipped)
        and f.flow is not null
        and not exists (
