@@ -11,14 +11,15 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args, column, one};
-use super::flows::{FORGET_END, flow_event, warn_of_refused_flow};
+use super::flows::{FORGET_END, warn_of_refused_flow};
 use super::operate_flows::{LOCK_SKIPPED, WALK_CUT_OFF, bring_back, skipped_jobs};
 use super::{Advanced, FlowRecord, Pending};
 use crate::error::Result;
-use crate::flow::{
+use crate::job::{FlowId, Outcome};
+use crate::rules::flow::flow_event;
+use crate::rules::flow::{
     self, CALLBACK_SKIPPED, Change, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick,
 };
-use crate::job::{FlowId, Outcome};
 
 /// What upkeep does for flows.
 #[async_trait]
@@ -28,7 +29,7 @@ pub trait FlowUpkeep {
     async fn pending(&self) -> Result<Pending>;
 
     /// Follows up to `limit` changes of flows: members that ended or were reopened. Releases or ends
-    /// their children as [`flow::follow`](crate::flow::follow) decides, and ends flows without an open member.
+    /// their children as [`flow::follow`](crate::rules::flow::follow) decides, and ends flows without an open member.
     /// Flows that others have locked are left to them, and flows with a job that another transaction has locked to a later call.
     /// `after` is where the last step left off, so that this one does not look at them again.
     async fn advance(&self, after: Option<FlowId>, limit: u32) -> Result<Advanced>;

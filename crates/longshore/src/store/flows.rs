@@ -12,21 +12,13 @@ use uuid::Uuid;
 
 use super::db::{Engine, How, Row, Rows, Sql, Statement, Work, args, one};
 use super::{Fenced, Lease, NewStep};
-use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
-use crate::flow::{Condition, MAX_MEMBERS};
 use crate::job::{FlowId, JobId, Outcome, Status, WorkerId};
-use crate::keys::as_written;
+use crate::rules::enqueue::ValidJob;
+use crate::rules::flow::{Condition, MAX_MEMBERS, flow_event};
+use crate::rules::keys::as_written;
 #[cfg(feature = "api")]
-use crate::keys::in_namespace;
-
-/// The prefix of the events that end a join. Callers cannot emit events with it.
-pub(crate) const FLOW_EVENT: &str = "flow-ended:";
-
-/// The name of the event that says that the children of a job have ended.
-pub(crate) fn flow_event(flow: FlowId) -> String {
-    format!("{FLOW_EVENT}{flow}")
-}
+use crate::rules::keys::in_namespace;
 
 /// A flow to store. [`Flow::validate`](crate::Flow::validate) creates it.
 #[derive(Clone, Debug)]

@@ -8,9 +8,9 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::failure::Fingerprint;
 use crate::job::{JobId, JobRecord, Status};
-use crate::keys::stored_forms;
+use crate::rules::fingerprint::Fingerprint;
+use crate::rules::keys::stored_forms;
 
 /// A short summary of a job, without its payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -3,7 +3,7 @@
 //! suite that runs against both.
 //!
 //! An engine stores transitions; it does not choose them.
-//! [`lifecycle`](crate::lifecycle) decides what happens to a job. Every transition
+//! [`lifecycle`](crate::rules::lifecycle) decides what happens to a job. Every transition
 //! names the state it was decided from, and the engine refuses it if the job is no
 //! longer in that state.
 //!
@@ -21,11 +21,10 @@ use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 
 use crate::BoxFuture;
-use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, WorkerId};
-use crate::lifecycle::State;
-use crate::retry::MAX_DELAY;
+use crate::rules::enqueue::ValidJob;
+use crate::rules::lifecycle::State;
 
 mod advance;
 mod check;
@@ -58,10 +57,11 @@ pub mod sqlite;
 mod stats;
 mod steps;
 mod tokens;
+mod transaction;
 mod upkeep;
 mod workers;
 
-pub use crate::enqueue::EnqueuedBatch;
+pub use crate::rules::enqueue::EnqueuedBatch;
 pub use advance::FlowUpkeep;
 pub use check::{CheckReport, Durability, Problem};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
@@ -70,9 +70,6 @@ pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventPlace, EventRecord, MAX_EVENT};
-pub(crate) use flows::FLOW_EVENT;
-#[cfg(any(feature = "api", feature = "worker"))]
-pub(crate) use flows::flow_event;
 pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, Flows, LinkRecord, NewChildren,
     NewFlow, NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
@@ -87,7 +84,7 @@ pub(crate) use inspect::{
 pub use inspect::{Glance, ListFilter, Page, Payloads};
 #[cfg(feature = "api")]
 pub(crate) use kinds::TOO_MANY_KINDS;
-pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, MAX_SCHEMA, NewKind, Schemas};
+pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, NewKind, Schemas};
 pub use lease::{Fenced, Lease};
 pub(crate) use migrate::{Applied, Scripts, older_workers_live};
 pub use migrate::{Migrated, Migration, SCHEMA_VERSION};
@@ -99,7 +96,7 @@ pub use operations::{
     OperationStep, Operations, Selection, TakenOperation,
 };
 pub use queues::{QueueChange, QueueRecord, QueueSettings};
-pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
+pub use recover::{INFRASTRUCTURE_RESILIENT_FLAG, Interrupted, Interruptor, Recovered, SweepScope};
 pub use retain::{Retained, Retention};
 pub use schedules::{Schedule, Schedules, Ticked, Ticking};
 pub use settle::{MAX_HISTORY, Settled, Settlement};
@@ -107,9 +104,10 @@ pub use stats::{Ahead, Count, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
 pub(crate) use steps::journals_that_fit;
-pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, SavedWork, StepRecord, StepState};
+pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, SavedWork, StepRecord, StepState};
 pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord, Tokens};
-pub use workers::{ALL_QUEUES, Beat, LiveLease, NewWorker, Registration, WorkerRecord, Workers};
+pub use transaction::CallerTransaction;
+pub use workers::{Beat, LiveLease, NewWorker, Registration, WorkerRecord, Workers};
 
 pub(crate) use claim::shared;
 pub(crate) use notices::NoticeSender;
@@ -483,10 +481,4 @@ pub enum KeyWait {
     Long,
     /// As `Long`, but at most this long.
     UpTo(Duration),
-}
-
-/// A duration in the unit that both engines store, capped at ten years. Longer ones
-/// would make no difference.
-pub(crate) fn millis(duration: Duration) -> i64 {
-    duration.min(MAX_DELAY).as_millis().max(1) as i64
 }

@@ -8,9 +8,9 @@ use super::advance::{EndedParent, LockedFlows, MadeDue, StoredChange};
 use super::db::Sql;
 use super::operate_flows::ReopenedMembers;
 use super::{Fenced, NewLink, NewMember, NewStep};
-use crate::enqueue::{EnqueuedBatch, ValidJob};
-use crate::flow::Reopened;
 use crate::job::FlowId;
+use crate::rules::enqueue::{EnqueuedBatch, ValidJob};
+use crate::rules::flow::Reopened;
 
 #[async_trait]
 pub(crate) trait Moves: Send {

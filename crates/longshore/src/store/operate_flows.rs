@@ -9,12 +9,13 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::db::{Engine, How, Row, Rows, Sql, Statement, Work, args, column, one};
-use super::flows::{FORGET_END, LOOK_AT, flow_event, id_after, on_flow};
+use super::flows::{FORGET_END, LOOK_AT, id_after, on_flow};
 use super::{CancelledMembers, Retention, RetriedMembers};
 use crate::error::Result;
-use crate::flow::{self, Candidate, FLOW_CANCELLED, ParentLink, Reopened};
 use crate::job::{FlowId, JobId, Outcome, WorkerId};
-use crate::retry::MAX_DELAY;
+use crate::rules::flow::flow_event;
+use crate::rules::flow::{self, Candidate, FLOW_CANCELLED, ParentLink, Reopened};
+use crate::rules::retry::MAX_DELAY;
 
 /// Commands on whole flows.
 #[async_trait]
@@ -39,7 +40,7 @@ pub trait FlowCommands {
     async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>>;
 
     /// Reopens those of up to `limit` members of a flow after `after` that ended without success before
-    /// `before`, as [`flow::reopen`](crate::flow::reopen) decides.
+    /// `before`, as [`flow::reopen`](crate::rules::flow::reopen) decides.
     async fn retry_members(
         &self,
         flow: FlowId,

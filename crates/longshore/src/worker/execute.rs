@@ -16,8 +16,8 @@ use super::registry::Route;
 use super::run_times::SlotClock;
 use super::shared::Shared;
 use crate::catch_panic::{CatchPanic, panic_message};
-use crate::lifecycle::Ending;
-use crate::store::{Fenced, PendingWait};
+use crate::rules::lifecycle::{Ending, PendingWait};
+use crate::store::Fenced;
 
 /// How long a handler may continue after its timeout fired its stop token.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);

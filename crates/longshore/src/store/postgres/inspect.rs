@@ -10,10 +10,10 @@ use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use super::tx::{Sql, Tx};
-use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, Outcome, Status, WorkerId};
-use crate::keys::as_written;
+use crate::rules::enqueue::Options;
+use crate::rules::keys::as_written;
 use crate::store::operate::in_no_table;
 use crate::store::{
     FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search,

@@ -11,12 +11,13 @@ use uuid::Uuid;
 use super::run::{QUICK, within};
 use super::settle::{Item, end_together};
 use super::tx::{Fault, Sql, Tx};
-use crate::enqueue::Options;
 use crate::error::Error;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{LeaseFlags, Leave, Running};
+use crate::rules::enqueue::Options;
+use crate::rules::lifecycle::{LeaseFlags, Leave, Running};
+use crate::rules::retry::millis;
 use crate::store::{
-    EndedBy, Interrupted, Interruptor, Lease, Recovered, Settled, Settlement, SweepScope, millis,
+    EndedBy, Interrupted, Interruptor, Lease, Recovered, Settled, Settlement, SweepScope,
     warn_of_refused_worker,
 };
 

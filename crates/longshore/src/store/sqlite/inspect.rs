@@ -11,9 +11,9 @@ use uuid::Uuid;
 
 use super::settle::newest_error;
 use super::tx::{Columns, Sql, Tx, decoded};
-use crate::enqueue::Options;
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Status, WorkerId};
-use crate::keys::as_written;
+use crate::rules::enqueue::Options;
+use crate::rules::keys::as_written;
 use crate::store::operate::in_no_table;
 use crate::store::{
     FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search,

@@ -8,16 +8,15 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 
-use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    check, claim, enqueue, events, groups, inspect, lease, migrate, operate, queues, recover, retain, settle,
-    stats, steps, workers,
+    SqliteStore, check, claim, enqueue, events, groups, inspect, lease, migrate, operate, queues, recover,
+    retain, settle, stats, steps, workers,
 };
-use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::job::{JobId, JobRecord, WorkerId};
-use crate::lifecycle::State;
+use crate::rules::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
+use crate::rules::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]

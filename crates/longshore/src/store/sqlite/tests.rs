@@ -11,8 +11,8 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
-use crate::enqueue::NewJob;
 use crate::job::JobId;
+use crate::rules::enqueue::NewJob;
 use crate::store::*;
 
 /// A folder that is deleted when the test ends.

@@ -9,9 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-#[cfg(any(feature = "api", feature = "worker"))]
-pub(crate) mod children;
-pub mod graph;
+use crate::job::FlowId;
 
 /// The maximum number of links of a flow.
 pub const MAX_LINKS: usize = 100_000;
@@ -19,6 +17,14 @@ pub const MAX_LINKS: usize = 100_000;
 pub const MAX_TASKS: usize = 100_000;
 /// The maximum number of members of a flow.
 pub const MAX_MEMBERS: usize = 1_000_000;
+
+/// The prefix of the events that end a join. Callers cannot emit events with it.
+pub(crate) const FLOW_EVENT: &str = "flow-ended:";
+
+/// The name of the event that says that the children of a job have ended.
+pub(crate) fn flow_event(flow: FlowId) -> String {
+    format!("{FLOW_EVENT}{flow}")
+}
 
 /// What a task waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
