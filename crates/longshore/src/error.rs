@@ -187,6 +187,11 @@ impl Error {
         self.0.kind == Kind::Locked
     }
 
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn is_internal(&self) -> bool {
+        self.0.kind == Kind::Internal
+    }
+
     /// Too many operations wait already. Nothing was written.
     #[cfg(any(feature = "api", test))]
     pub(crate) fn is_overloaded(&self) -> bool {

@@ -1,8 +1,8 @@
 //! The rules of flows: what happens to the members of a flow when others end. Pure: the engines read
 //! the rows, call these functions and store what they decide.
 //!
-//! The builder of flows and its checks are in [`client::graph`](crate::client::graph), and `store/*/advance.rs` store the
-//! decisions.
+//! [`graph`] has the builder and its checks, `children` what a job spawns and joins. `store/advance.rs` and
+//! `store/operate_flows.rs` store the decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -206,6 +206,7 @@ pub enum Follow {
 
 /// Decides what happens to a held child whose links have changed.
 pub fn follow(child: Held, flow_is_cancelled: bool) -> Follow {
+    debug_assert!(child.open >= 0 && child.unmet >= 0, "numbers of links");
     if child.unmet > 0 {
         Follow::Skip
     } else if flow_is_cancelled {
@@ -279,6 +280,7 @@ pub fn reopen(candidates: &[Candidate]) -> Vec<Reopened> {
         reopened.insert(job);
         for child in blocked.remove(&job).unwrap_or_default() {
             if let Some(left) = unmet.get_mut(&child) {
+                debug_assert!(*left > 0, "a link is counted once");
                 *left -= 1;
                 startable.extend((*left == 0).then_some(child));
             }

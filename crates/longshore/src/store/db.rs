@@ -69,6 +69,10 @@ pub(crate) trait Db: Send {
     /// one by one passes it to those that [wait for clients](How::waiting_for_clients).
     fn lock_timeout(&self) -> String;
 
+    /// Stores nothing of this procedure, whatever it returns. Only for procedures that are stored together and have
+    /// met a locked row, so never on SQLite.
+    fn undo(&mut self) -> Sql<()>;
+
     /// Returns the first row.
     async fn row(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<Option<Row>> {
         Ok(self.rows(sql, args).await?.into_iter().next())
@@ -87,6 +91,13 @@ impl<R: Db + Moves> Rows for R {}
 /// Runs procedures: owns transactions, connections, deadlines and retries.
 #[async_trait]
 pub(crate) trait Engine: Send + Sync {
+    /// How many flows one step may lock. Other processes go on with the flows that are not locked.
+    const FLOWS_PER_STEP: u32;
+
+    /// Whether the database refused this change and may accept others: a constraint, a trigger or a lock is the
+    /// reason, not the server, the connection or the file.
+    fn is_refusal(error: &Error) -> bool;
+
     async fn call<A, T>(&self, how: How, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
@@ -101,7 +112,9 @@ pub(crate) type Work<A, T> =
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
     pub(super) expected: Expected,
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has no other transactions"))]
     pub(super) atomicity: Atomicity,
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "nothing is locked on SQLite"))]
     pub(super) locks: Locks,
 }
 
@@ -142,7 +155,6 @@ impl Expected {
 
 /// Whether the statements of a procedure are stored together or not at all. On SQLite, they always are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has no other transactions"))]
 pub(super) enum Atomicity {
     /// Each statement is stored by itself.
     Single,
@@ -155,7 +167,6 @@ pub(super) enum Atomicity {
 
 /// What happens if another client's open transaction has locked a row. On SQLite there is one writer, so none is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "nothing is locked on SQLite"))]
 pub(super) enum Locks {
     /// The procedure waits until its deadline.
     Wait,
@@ -164,6 +175,10 @@ pub(super) enum Locks {
     /// The procedure waits for a moment, and fails as locked or, unless it is to [skip](KeyWait::Skip) what is locked,
     /// runs again on the connections for long waits.
     WaitForClients(KeyWait),
+
+    /// As `WaitUpTo` a few milliseconds. If it fails, the procedure waits again, for two seconds, on one of the few
+    /// connections for long waits.
+    WaitAside,
 }
 
 impl How {
@@ -195,6 +210,17 @@ impl How {
     /// nothing is locked, so the first try takes none of the few connections for long waits.
     pub(crate) const fn waiting_for_clients(self, wait: KeyWait) -> Self {
         How { locks: Locks::WaitForClients(wait), ..self }
+    }
+
+    /// Stores all statements together or none. Waits for locks on the connections for long waits.
+    pub(crate) const fn waiting_aside(self) -> Self {
+        How { locks: Locks::WaitAside, ..self.together() }
+    }
+
+    /// Stores all statements together or none. They find each of their rows through an index, whatever the planner
+    /// expects.
+    pub(crate) const fn indexed(self) -> Self {
+        How { atomicity: Atomicity::TogetherIndexed, ..self }
     }
 }
 
@@ -274,6 +300,10 @@ arg_from! {
     &'a RawValue => |v| Arg::Text(Some(v.get())),
     &'a [u8; 32] => |v| Arg::Bytes(Some(v)),
     Uuid => |v| Arg::Id(Some(v)),
+    Option<Uuid> => |v| Arg::Id(v),
+    &'a [Uuid] => |v| Arg::Ids(Some(v.to_vec())),
+    &'a Vec<Uuid> => |v| Arg::Ids(Some(v.clone())),
+    Vec<Uuid> => |v| Arg::Ids(Some(v)),
     DateTime<Utc> => |v| Arg::Time(Some(v)),
     Option<DateTime<Utc>> => |v| Arg::Time(v),
     Duration => |v| Arg::Span(v),
@@ -284,6 +314,7 @@ arg_from! {
     Vec<&'a str> => |v| Arg::OptionalTexts(v.into_iter().map(Some).collect()),
     Vec<DateTime<Utc>> => |v| Arg::Times(v),
     Vec<i64> => |v| Arg::Ints(v),
+    &'a [i64] => |v| Arg::Ints(v.to_vec()),
     Vec<i16> => |v| Arg::Ints(v.into_iter().map(i64::from).collect()),
     &'a [[u8; 32]] => |v| Arg::Hashes(v),
 }
@@ -337,6 +368,7 @@ impl Row {
 /// The value of a column.
 pub(crate) enum Value {
     Null,
+    #[cfg(feature = "postgres")]
     Bool(bool),
     /// On SQLite also a truth value, or a time in microseconds.
     Int(i64),
@@ -374,7 +406,10 @@ macro_rules! column {
     };
 }
 column! {
-    bool { Value::Bool(v) => Some(v), Value::Int(v) => Some(v != 0) }
+    bool {
+        Value::Int(v) => Some(v != 0),
+        #[cfg(feature = "postgres")] Value::Bool(v) => Some(v),
+    }
     i64 { Value::Int(v) => Some(v) }
     i32 { Value::Int(v) => v.try_into().ok() }
     i16 { Value::Int(v) => v.try_into().ok() }

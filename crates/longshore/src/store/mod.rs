@@ -13,13 +13,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use chrono::{DateTime, Utc};
-use uuid::Uuid;
 
 use crate::BoxFuture;
 use crate::error::{Error, Result};
-use crate::job::{FlowId, JobId, JobRecord};
+use crate::job::{JobId, JobRecord};
 
+mod advance;
 mod caller;
 mod check;
 mod claim;
@@ -38,6 +37,7 @@ mod migrate;
 mod moves;
 mod notices;
 mod operate;
+mod operate_flows;
 mod operations;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -55,6 +55,7 @@ mod upkeep;
 mod workers;
 
 pub use crate::rules::enqueue::EnqueuedBatch;
+pub use advance::FlowUpkeep;
 pub use caller::{CallerTransaction, EngineOf};
 pub use check::{CheckReport, Checks, Durability, Problem};
 pub use claim::{ClaimRequest, Claimed, Claiming, Claims, CronOrigin, Suspects};
@@ -62,10 +63,9 @@ pub use cursor::ClaimCursor;
 pub use enqueue::{Enqueue, KeyWait};
 pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};
 pub use events::{Delivered, Emitted, EventPlace, EventRecord, Events, MAX_EVENT};
-pub(crate) use flows::warn_of_refused_flow;
 pub use flows::{
-    Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
-    NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
+    Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, Flows, LinkRecord, NewChildren,
+    NewFlow, NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
 };
 pub(crate) use groups::next_start;
 pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSearch, Groups, PlaceInLine};
@@ -83,6 +83,7 @@ pub(crate) use migrate::{Applied, Scripts, older_workers_live};
 pub use migrate::{Migrated, Migrating, Migration, SCHEMA_VERSION};
 pub use notices::{CancelNotices, EventNotices, Notice, Notifying, Wakeups};
 pub use operate::{DeadFilter, Operate, Operated, Operation};
+pub use operate_flows::FlowCommands;
 pub use operations::{
     Action, Executor, JobFilter, NewOperation, OperationFilter, OperationRecord, OperationState,
     OperationStep, Operations, Selection, TakenOperation,
@@ -156,6 +157,9 @@ pub trait Store:
     + Enqueue
     + ErrorGroups
     + Events
+    + FlowCommands
+    + FlowUpkeep
+    + Flows
     + GroupSearch
     + Groups
     + History
@@ -179,93 +183,6 @@ pub trait Store:
     + Sync
     + std::fmt::Debug
 {
-    // ---- flows ------------------------------------------------------------
-
-    /// Stores a flow with its members, links and callbacks, all or nothing. A flow whose id
-    /// exists is not stored again, because an earlier reply may have been lost; one whose idempotency
-    /// key exists returns the flow that has it.
-    async fn put_flow(&self, flow: &NewFlow) -> Result<PutFlow>;
-
-    /// Adds members without links to a flow that is not sealed. Members that were stored by an earlier
-    /// call are not stored again, nor is a part of the flow that has the id `part`.
-    async fn add_members(&self, flow: FlowId, part: Option<Uuid>, members: &[NewMember]) -> Result<Added>;
-
-    /// Seals a flow: no more members can be added, and it ends when all have ended. Returns whether it
-    /// exists.
-    async fn seal_flow(&self, flow: FlowId) -> Result<bool>;
-
-    /// Stores children of a running job, as members of the flow with the job's id, and the step that
-    /// journals them, in one transaction under the lease. If the step is journaled already, nothing
-    /// is stored again.
-    async fn spawn(&self, children: &NewChildren) -> Result<Spawned>;
-
-    /// Returns one flow.
-    async fn flow(&self, id: FlowId) -> Result<Option<FlowRecord>>;
-
-    /// Lists flows, newest first.
-    async fn flows(&self, filter: &FlowFilter) -> Result<Vec<FlowRecord>>;
-
-    /// Lists up to `limit` members of a flow after `after`, ordered by id, with what they wait for.
-    async fn tasks(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<TaskRecord>>;
-
-    /// Counts the members of a flow that belong to one of these queues.
-    async fn members_in(&self, flow: FlowId, queues: &[String]) -> Result<u64>;
-
-    /// Returns the jobs that a job waited for, with their results.
-    async fn parents(&self, id: JobId) -> Result<Vec<ParentRecord>>;
-
-    /// Returns the flow whose end a waiting job waits for: a callback waits for its flow, and a job
-    /// that joins its children for the flow with its own id.
-    async fn awaited_flow(&self, id: JobId) -> Result<Option<FlowId>>;
-
-    /// Lists up to `limit` members of a flow after `after`, ordered by id, with their results.
-    async fn results(&self, flow: FlowId, after: Option<JobId>, limit: u32) -> Result<Vec<ParentRecord>>;
-
-    // ---- advance ----------------------------------------------------------
-
-    /// Returns what upkeep has to do now: deliver events, follow changes, cancel flows, execute operations.
-    /// One statement.
-    async fn pending(&self) -> Result<Pending>;
-
-    /// Follows up to `limit` changes of flows: members that ended or were reopened. Releases or ends
-    /// their children as [`flow::follow`](crate::rules::flow::follow) decides, and ends flows without an open member.
-    /// Flows that others have locked are left to them, and flows with a job that another transaction has locked to a later call.
-    /// `after` is where the last step left off, so that this one does not look at them again.
-    async fn advance(&self, after: Option<FlowId>, limit: u32) -> Result<Advanced>;
-
-    /// Marks a flow as cancelled. Returns false if it has ended, was cancelled before or does not
-    /// exist.
-    async fn flag_cancelled(&self, flow: FlowId) -> Result<bool>;
-
-    /// Cancels the waiting ones of up to `limit` members of a flow after `after`, and requests that the
-    /// running ones stop. Members that others have locked are skipped. The last step ends the cancel, unless it or the steps
-    /// before it (`skipped`) have skipped members: then upkeep repeats the cancel.
-    async fn cancel_members(
-        &self,
-        flow: FlowId,
-        after: Option<JobId>,
-        skipped: u64,
-        limit: u32,
-    ) -> Result<CancelledMembers>;
-
-    /// Returns up to `limit` flows whose deadline has passed, and as many whose cancel was cut off. Flows that others
-    /// have locked are left out.
-    async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>>;
-
-    /// Reopens those of up to `limit` members of a flow after `after` that ended without success before
-    /// `before`, as [`flow::reopen`](crate::rules::flow::reopen) decides.
-    async fn retry_members(
-        &self,
-        flow: FlowId,
-        before: DateTime<Utc>,
-        after: Option<JobId>,
-        limit: u32,
-    ) -> Result<RetriedMembers>;
-
-    /// Removes up to `limit` flows that have no members left and ended before the shortest retention
-    /// time.
-    async fn remove_flows(&self, policy: &Retention, limit: u32) -> Result<u64>;
-
     // ---- inspect ----------------------------------------------------------
 
     /// Returns one job with its history.

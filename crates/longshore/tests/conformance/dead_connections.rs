@@ -3,6 +3,8 @@
 
 use std::future::Future;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use longshore::store::{Beat, ClaimCursor, ClaimRequest, Fenced};
@@ -28,15 +30,17 @@ cases! {
 }
 
 /// A proxy to the database that can stop forwarding on the connections opened so far.
-struct Proxy {
+pub(crate) struct Proxy {
     url: String,
+    /// How many requests it has forwarded.
+    requests: Arc<AtomicU32>,
     generation: watch::Sender<u32>,
     /// How many connections have carried data in vain.
     swallowed: watch::Sender<u32>,
 }
 
 impl Proxy {
-    async fn start(fixture: &Fixture) -> Self {
+    pub(crate) async fn start(fixture: &Fixture) -> Self {
         Proxy::with_latency(fixture, Duration::ZERO).await
     }
 
@@ -48,11 +52,18 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
         let proxy = listener.local_addr().expect("address").to_string();
         let (generation, swallowed) = (watch::Sender::new(0), watch::Sender::new(0));
-        tokio::spawn(accept(listener, server.clone(), latency, generation.clone(), swallowed.clone()));
-        Proxy { url: fixture.url().replacen(&server, &proxy, 1), generation, swallowed }
+        let requests = Arc::new(AtomicU32::new(0));
+        let forwarding = Forwarding { server: server.clone(), latency, requests: requests.clone() };
+        tokio::spawn(accept(listener, forwarding, generation.clone(), swallowed.clone()));
+        Proxy { url: fixture.url().replacen(&server, &proxy, 1), requests, generation, swallowed }
     }
 
-    async fn client(&self) -> Client {
+    /// How many requests clients have sent. A client waits for the reply before it sends the next one.
+    pub(crate) fn requests(&self) -> u32 {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    pub(crate) async fn client(&self) -> Client {
         Client::connect(&self.url).await.expect("connect through the proxy")
     }
 
@@ -62,20 +73,27 @@ impl Proxy {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
+#[derive(Clone)]
+struct Forwarding {
     server: String,
     latency: Duration,
+    requests: Arc<AtomicU32>,
+}
+
+async fn accept(
+    listener: TcpListener,
+    forwarding: Forwarding,
     generation: watch::Sender<u32>,
     swallowed: watch::Sender<u32>,
 ) {
     while let Ok((mut client, _)) = listener.accept().await {
-        let (server, mut generation, swallowed) = (server.clone(), generation.subscribe(), swallowed.clone());
+        let (mut generation, swallowed) = (generation.subscribe(), swallowed.clone());
+        let forwarding = forwarding.clone();
         generation.mark_unchanged();
         tokio::spawn(async move {
-            let Ok(mut server) = TcpStream::connect(server).await else { return };
+            let Ok(mut server) = TcpStream::connect(&forwarding.server).await else { return };
             tokio::select! {
-                _ = forward(&mut client, &mut server, latency) => {}
+                _ = forwarding.forward(&mut client, &mut server) => {}
                 // Both ends stay open, but no data passes.
                 _ = generation.changed() => {
                     let _ = client.readable().await;
@@ -87,25 +105,27 @@ async fn accept(
     }
 }
 
-async fn forward(client: &mut TcpStream, server: &mut TcpStream, latency: Duration) -> std::io::Result<()> {
-    if latency.is_zero() {
-        return tokio::io::copy_bidirectional(client, server).await.map(drop);
-    }
-    let (mut from_client, mut to_client) = client.split();
-    let (mut from_server, mut to_server) = server.split();
-    let requests = async {
-        let mut buffer = vec![0; 64 * 1024];
-        loop {
-            let bytes = from_client.read(&mut buffer).await?;
-            tokio::time::sleep(latency).await;
-            to_server.write_all(&buffer[..bytes]).await?;
-            if bytes == 0 {
-                return Ok(());
+impl Forwarding {
+    async fn forward(&self, client: &mut TcpStream, server: &mut TcpStream) -> std::io::Result<()> {
+        let (mut from_client, mut to_client) = client.split();
+        let (mut from_server, mut to_server) = server.split();
+        let requests = async {
+            let mut buffer = vec![0; 64 * 1024];
+            loop {
+                let bytes = from_client.read(&mut buffer).await?;
+                if bytes == 0 {
+                    return to_server.shutdown().await;
+                }
+                self.requests.fetch_add(1, Ordering::SeqCst);
+                if !self.latency.is_zero() {
+                    tokio::time::sleep(self.latency).await;
+                }
+                to_server.write_all(&buffer[..bytes]).await?;
             }
-        }
-    };
-    let replies = async { tokio::io::copy(&mut from_server, &mut to_client).await.map(drop) };
-    tokio::try_join!(requests, replies).map(drop)
+        };
+        let replies = async { tokio::io::copy(&mut from_server, &mut to_client).await.map(drop) };
+        tokio::try_join!(requests, replies).map(drop)
+    }
 }
 
 /// Fails if `work` runs into the timeout of the slow operations, which is a minute.

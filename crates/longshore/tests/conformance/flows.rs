@@ -11,6 +11,7 @@ use longshore::{
 };
 use sqlx::Connection;
 
+use crate::dead_connections::Proxy;
 use crate::fixture::*;
 use crate::worker::until;
 
@@ -45,6 +46,7 @@ cases! {
     a_flow_in_the_callers_transaction_exists_if_it_commits,
     a_flow_that_another_transaction_has_locked_delays_no_other,
     a_wide_flow_is_followed_with_few_reads_after_empty_tables_were_analyzed,
+    a_task_that_others_wait_for_is_followed_in_nine_round_trips,
 }
 
 pub(crate) fn named(name: &str) -> longshore::Task {
@@ -603,4 +605,25 @@ async fn a_wide_flow_is_followed_with_few_reads_after_empty_tables_were_analyzed
     assert!(read < 100 * TASKS, "{read} rows were read to skip {TASKS} tasks");
     drop(held);
     assert_eq!(record(&fixture, flow).await.status, FlowStatus::Failed);
+}
+
+/// With the settle, the next task is due ten round trips after the end of an attempt.
+async fn a_task_that_others_wait_for_is_followed_in_nine_round_trips(fixture: Fixture) {
+    let proxy = Proxy::start(&fixture).await;
+    let client = proxy.client().await;
+    let worker = fixture.worker().await;
+    // The first round prepares the statements.
+    for is_prepared in [false, true] {
+        let flow = put(&fixture, chain![named("a"), named("b")]).await.id;
+        let held = fixture.hold_advances().await;
+        fixture.must_finish(&fixture.claim_one(worker).await, done()).await;
+        let before = proxy.requests();
+        let step = client.store().advance(None, 1000).await.expect("advance");
+        let requests = proxy.requests() - before;
+        assert_eq!(step.queues.len(), 1);
+        assert!(!is_prepared || requests <= 9, "{requests} requests");
+        drop(held);
+        end(&fixture, worker, "b", done()).await;
+        assert_eq!(record(&fixture, flow).await.status, FlowStatus::Succeeded);
+    }
 }

@@ -20,14 +20,25 @@ use crate::store::db::{
 
 #[async_trait]
 impl Engine for PostgresStore {
+    const FLOWS_PER_STEP: u32 = 32;
+
+    fn is_refusal(error: &Error) -> bool {
+        let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<sqlx::Error>());
+        source.and_then(tx::code).is_some_and(|code| tx::is_refusal(&code))
+    }
+
     async fn call<A, T>(&self, how: How, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
         let procedure = Procedure { how, args, work };
-        if let Locks::WaitForClients(wait) = how.locks {
-            return self.run_unless_locked(mode(how.expected), wait, procedure, run_waiting).await;
+        match how.locks {
+            Locks::WaitForClients(wait) => {
+                return self.run_unless_locked(mode(how.expected), wait, procedure, run_waiting).await;
+            }
+            Locks::WaitAside => return self.run_aside(mode(how.expected), procedure, run_waiting).await,
+            Locks::Wait | Locks::WaitUpTo(_) => {}
         }
         match how.expected {
             Expected::QuickRead => self.run_read(procedure, run).await,
@@ -55,7 +66,7 @@ where
 {
     let max_wait = match procedure.how.locks {
         Locks::WaitUpTo(max_wait) => Some(max_wait),
-        Locks::Wait | Locks::WaitForClients(_) => None,
+        Locks::Wait | Locks::WaitForClients(_) | Locks::WaitAside => None,
     };
     Box::pin(run_limited(tx, procedure, max_wait))
 }
@@ -81,8 +92,13 @@ async fn run_limited<A, T>(
         return Ok(work(tx, args).await?);
     }
     let mut transaction = tx.begin_as(how.atomicity, max_wait).await?;
-    let done = work(&mut transaction.tx(), args).await?;
-    transaction.commit().await?;
+    let mut tx = transaction.tx();
+    let done = work(&mut tx, args).await?;
+    if tx.is_undone {
+        transaction.rollback().await?;
+    } else {
+        transaction.commit().await?;
+    }
     Ok(done)
 }
 
@@ -140,6 +156,11 @@ impl Db for Tx<'_> {
     fn lock_timeout(&self) -> String {
         // Zero limits nothing.
         self.max_lock_wait.map_or_else(|| "0".into(), tx::lock_timeout)
+    }
+
+    fn undo(&mut self) -> Sql<()> {
+        self.is_undone = true;
+        Ok(())
     }
 }
 

@@ -36,7 +36,6 @@ use crate::rules::enqueue::{Enqueued, ValidJob};
 use migrate::{DEFAULT_SCHEMA, Schema};
 use tx::Tx;
 
-mod advance;
 mod check;
 mod claim;
 mod claim_groups;
@@ -45,7 +44,7 @@ mod connect;
 mod db;
 mod enqueue;
 mod events;
-mod flows;
+mod flow_changes;
 mod groups;
 mod inspect;
 mod lease;
@@ -53,11 +52,9 @@ mod listen;
 mod migrate;
 mod moves;
 mod operate;
-mod operate_flows;
 mod pool;
 mod queues;
 mod recover;
-mod reopen;
 mod retain;
 mod run;
 mod settle;
@@ -244,8 +241,17 @@ impl CallerTransaction for &mut PgConnection {
     }
 
     async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow> {
-        Ok(flows::put_flow_in(&mut Tx::new(&own_engine(store)?.0, self), flow).await?)
+        let tx = &mut Tx::new(&own_engine(store)?.0, self);
+        Ok(put_flow_in(tx, flow).await?)
     }
+}
+
+/// Stores a flow in the caller's own transaction: no commit and no retry.
+async fn put_flow_in(tx: &mut Tx<'_>, flow: &NewFlow) -> tx::Sql<PutFlow> {
+    let stored = super::flows::put_flow(tx, flow).await?;
+    let startable: Vec<ValidJob> = flow.startable().cloned().collect();
+    listen::notify_due(tx, &startable).await?;
+    Ok(stored)
 }
 
 fn own_engine(store: &dyn Store) -> Result<&PostgresStore> {

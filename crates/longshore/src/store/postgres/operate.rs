@@ -2,8 +2,8 @@
 
 use sqlx::Row;
 
-use super::advance::{delete_links, note_ends};
 use super::enqueue::split;
+use super::flow_changes::{delete_links, note_ends};
 use super::steps::{delete_progress, was_suspended};
 use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Query, Sql, Tx};

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
 use super::PostgresStore;
-use super::advance::delete_links;
+use super::flow_changes::delete_links;
 use super::steps::delete_progress;
 use super::tx::{Sql, Tx};
 use crate::error::{Error, Result};

@@ -12,7 +12,6 @@ use super::PostgresStore;
 use super::pool::Class;
 use super::tx::{Fault, Sql, Tx};
 use crate::error::{Error, Result};
-use crate::job::FlowId;
 use crate::rules::enqueue::ValidJob;
 use crate::store::KeyWait;
 
@@ -102,9 +101,9 @@ impl Mode {
     /// For operations that wait for another client's transaction.
     pub(super) const WAITING: Mode =
         Mode::new(Class::Waiting, MAX_LOCK_WAIT.saturating_add(Duration::from_secs(1)));
-    /// For operations on a flow that wait for another client's transaction. The statements limit their waits; afterwards they may
-    /// store many members.
-    pub(super) const WAITING_FOR_FLOW: Mode = Mode::new(Class::Waiting, DEADLINE);
+    /// For procedures that wait for another client's transaction. They limit the waits of their statements;
+    /// afterwards they may store many jobs.
+    pub(super) const WAITING_ASIDE: Mode = Mode::new(Class::Waiting, DEADLINE);
     /// For heartbeats. Less than their caller waits, so that a dead connection is noticed.
     const HEARTBEAT: Mode = Mode::new(Class::Quick, Duration::from_secs(4));
 
@@ -258,13 +257,11 @@ impl PostgresStore {
         done.unwrap_or_else(|_| Err(Fault::Timeout(HEARTBEAT).into())).and_then(typed)
     }
 
-    /// Runs an operation that changes one flow. It fails if another client's open transaction has locked the
-    /// flow and does not end in time. Almost always nothing is locked, so the first try neither waits nor takes one of
-    /// the few connections for long waits.
-    pub(super) async fn run_on_flow<A, T>(
+    /// Runs an operation that changes one flow. Almost always nothing is locked, so the first try neither waits nor takes
+    /// one of the few connections for long waits.
+    pub(super) async fn run_aside<A, T>(
         &self,
         mode: Mode,
-        flow: FlowId,
         args: A,
         work: Work<(Arc<A>, LockWait), T>,
     ) -> Result<T>
@@ -273,20 +270,12 @@ impl PostgresStore {
         T: Send + 'static,
     {
         let args = Arc::new(args);
-        let wait = |wait| (args.clone(), LockWait::new(wait));
-        let done = match self.run_as(mode, wait(KeyWait::Skip), work).await {
+        match self.run_as(mode, (args.clone(), LockWait::new(KeyWait::Skip)), work).await {
             Err(error) if error.is_locked() => {
-                self.run_as(Mode::WAITING_FOR_FLOW, wait(KeyWait::Long), work).await
+                self.run_as(Mode::WAITING_ASIDE, (args, LockWait::new(KeyWait::Long)), work).await
             }
             done => done,
-        };
-        done.map_err(|error| match error.is_locked() {
-            true => Error::locked(format!(
-                "flow {flow}: other transactions have locked it or one of its jobs for too long; try again later, or \
-                 end a client's transaction that stays open"
-            )),
-            false => error,
-        })
+        }
     }
 
     /// Runs an operation that fails as locked if a client's open transaction has locked what it needs. Almost always nothing is

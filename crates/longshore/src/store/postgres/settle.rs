@@ -9,8 +9,8 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use super::PostgresStore;
-use super::advance::note_ends;
 use super::enqueue::{insert_any, split};
+use super::flow_changes::note_ends;
 use super::run::{Mode, QUICK, Work, within};
 use super::steps::save_waits;
 use super::turns::{add_turns, add_turns_of_freed};

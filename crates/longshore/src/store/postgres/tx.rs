@@ -1,6 +1,7 @@
 //! What one operation runs on: a connection, its statements with the schema's name
 //! filled in, and the translation of driver errors into ours.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlStr};
@@ -53,11 +54,13 @@ pub(super) struct Tx<'c> {
     pub(super) connection: &'c mut PgConnection,
     /// How long a statement that is its own transaction may wait for locks, if the operation limits it.
     pub(super) max_lock_wait: Option<Duration>,
+    /// Whether the transaction of the procedure is to be rolled back, although the procedure did not fail.
+    pub(super) is_undone: bool,
 }
 
 impl<'c> Tx<'c> {
     pub(super) fn new(store: &'c Inner, connection: &'c mut PgConnection) -> Self {
-        Tx { store, connection, max_lock_wait: None }
+        Tx { store, connection, max_lock_wait: None, is_undone: false }
     }
 
     /// A statement with the name of the schema in use.
@@ -242,9 +245,7 @@ impl Fault {
     /// Whether the database refused this change, and may accept others: a constraint, a
     /// trigger or a lock is the reason, not the server or the connection.
     pub(super) fn is_refusal(&self) -> bool {
-        let is_outage =
-            |code: &str| ["08", "25", "53", "57P", "58"].iter().any(|class| code.starts_with(class));
-        self.code().is_some_and(|code| !is_outage(&code))
+        self.code().is_some_and(|code| is_refusal(&code))
     }
 
     /// Whether the connection is broken or of no more use, and probably the pool's others
@@ -285,12 +286,22 @@ impl Fault {
         matches!(self, Fault::Timeout(_))
     }
 
-    pub(super) fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
+    pub(super) fn code(&self) -> Option<Cow<'_, str>> {
         match self {
-            Fault::Driver(sqlx::Error::Database(error)) => error.code(),
+            Fault::Driver(error) => code(error),
             _ => None,
         }
     }
+}
+
+/// The code of an error that the server reported.
+pub(super) fn code(error: &sqlx::Error) -> Option<Cow<'_, str>> {
+    error.as_database_error().and_then(|error| error.code())
+}
+
+/// Whether an error with this code is a [refusal](Fault::is_refusal).
+pub(super) fn is_refusal(code: &str) -> bool {
+    !["08", "25", "53", "57P", "58"].iter().any(|outage| code.starts_with(outage))
 }
 
 impl From<sqlx::Error> for Fault {

@@ -16,6 +16,17 @@ use crate::store::db::{Arg, Db, Engine, Fault, How, Row, Sql, Statement, Value, 
 
 #[async_trait]
 impl Engine for SqliteStore {
+    // There is one writer at a time, so nobody waits for them.
+    const FLOWS_PER_STEP: u32 = 256;
+
+    fn is_refusal(error: &Error) -> bool {
+        match std::error::Error::source(error).and_then(|source| source.downcast_ref::<rusqlite::Error>()) {
+            Some(error) => tx::is_refusal(error),
+            // A row of this flow cannot be read.
+            None => error.is_internal(),
+        }
+    }
+
     async fn call<A, T>(&self, how: How, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
@@ -107,6 +118,10 @@ impl Db for Rows<'_> {
 
     fn lock_timeout(&self) -> String {
         String::new()
+    }
+
+    fn undo(&mut self) -> Sql<()> {
+        Err(Error::internal("a procedure of the store met a locked row on SQLite; this is a bug").into())
     }
 }
 

@@ -30,7 +30,6 @@ use crate::rules::enqueue::{Enqueued, ValidJob};
 use engine::{Engine, Location};
 use tx::Tx;
 
-mod advance;
 mod check;
 mod claim;
 mod claim_groups;
@@ -38,17 +37,15 @@ mod db;
 mod engine;
 mod enqueue;
 mod events;
-mod flows;
+mod flow_changes;
 mod groups;
 mod inspect;
 mod lease;
 mod migrate;
 mod moves;
 mod operate;
-mod operate_flows;
 mod queues;
 mod recover;
-mod reopen;
 mod retain;
 mod settle;
 mod stats;
@@ -149,7 +146,7 @@ impl CallerTransaction for &Connection {
 
     async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow> {
         own_engine(store)?;
-        Ok(flows::put_flow(&Tx::new(self), flow)?)
+        Ok(moves::put_flow_in(&Tx::new(self), flow)?)
     }
 }
 

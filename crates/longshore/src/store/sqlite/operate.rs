@@ -2,8 +2,8 @@
 
 use rusqlite::{Row, params};
 
-use super::advance::note_reopened;
 use super::enqueue::Ready;
+use super::flow_changes::note_reopened;
 use super::retain::delete_request;
 use super::settle::{Ended, enter_finished, free_key, newest_error, tally};
 use super::steps::delete_progress;

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use rusqlite::{Row, params};
 
 use super::SqliteStore;
-use super::advance::delete_links;
+use super::flow_changes::delete_links;
 use super::settle::{add_tally, tally};
 use super::steps::delete_progress;
 use super::tx::{Columns, DAY, HOUR, Sql, Tx, micros};

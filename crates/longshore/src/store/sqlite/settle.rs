@@ -9,9 +9,9 @@ use rusqlite::params;
 use serde_json::value::RawValue;
 
 use super::SqliteStore;
-use super::advance::note_end;
 use super::enqueue::{Ready, enqueue};
 use super::events::is_any_emitted;
+use super::flow_changes::note_end;
 use super::lease::raised_flags;
 use super::steps::save_waits;
 use super::turns::add_turn_of_freed;

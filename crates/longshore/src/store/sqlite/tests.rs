@@ -8,6 +8,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use serde_json::json;
+use uuid::Uuid;
 
 use super::*;
 use crate::job::JobId;

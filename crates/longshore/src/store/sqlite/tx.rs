@@ -208,16 +208,18 @@ impl Fault {
     /// trigger or an unreadable value is the reason, not the file.
     pub(super) fn is_refusal(&self) -> bool {
         let Fault::Driver(error) = self else { return true };
-        error.sqlite_error_code().is_none_or(|code| {
-            matches!(
-                code,
-                ErrorCode::ConstraintViolation
-                    | ErrorCode::TypeMismatch
-                    | ErrorCode::TooBig
-                    | ErrorCode::Unknown
-            )
-        })
+        is_refusal(error)
     }
+}
+
+/// Whether the driver's error is a [refusal](Fault::is_refusal).
+pub(super) fn is_refusal(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code().is_none_or(|code| {
+        matches!(
+            code,
+            ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch | ErrorCode::TooBig | ErrorCode::Unknown
+        )
+    })
 }
 
 impl From<rusqlite::Error> for Fault {
