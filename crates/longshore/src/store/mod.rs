@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::BoxFuture;
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
@@ -77,10 +77,7 @@ pub(crate) use groups::next_start;
 pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSettings, PlaceInLine};
 pub(crate) use history::bucket_of;
 pub use history::{Detail, History, HistoryFilter, Measured, NewMeasure, What};
-pub(crate) use inspect::{
-    FinishedJobs, Found, Live, PageBuilder, Search, Searched, Step, Walk, Walked, merge,
-};
-pub use inspect::{Glance, ListFilter, Page, Payloads};
+pub use inspect::{Glance, ListFilter, Lists, Page, Payloads};
 #[cfg(feature = "api")]
 pub(crate) use kinds::TOO_MANY_KINDS;
 pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, MAX_SCHEMA, NewKind, Schemas};
@@ -161,6 +158,7 @@ pub trait Store:
     + GroupSettings
     + History
     + Kinds
+    + Lists
     + Operations
     + QueueSettings
     + Schedules
@@ -488,23 +486,6 @@ pub trait Store:
     /// Returns the place of a group among those whose turn it is at this priority; `None` if it
     /// is not its turn. Reads up to 1,000 turns.
     async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>>;
-
-    // ---- inspect ----------------------------------------------------------
-
-    /// Returns one job with its history.
-    async fn get(&self, id: JobId) -> Result<Option<JobRecord>>;
-
-    /// Lists a page of jobs, newest first, as they are at one moment. Looks for matches
-    /// until the page is full or the filter's `search_time` has passed, so a page may be
-    /// short although there is a next one. If at most 10,000 jobs of a queue wait or run, a
-    /// list of its waiting or running jobs finds them at once, however many other jobs there
-    /// are; so does a list of the queue while few jobs are finished.
-    async fn list(&self, filter: &ListFilter) -> Result<Page>;
-
-    /// Lists up to `limit` newest jobs, up to `limit` running ones, and `also`,
-    /// without payloads. Each job is listed once, oldest first; ids in `also` that do
-    /// not exist are left out.
-    async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>>;
 
     // ---- stats ------------------------------------------------------------
 

@@ -15,12 +15,12 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, lease, migrate, operate, operate_flows,
-    queues, recover, retain, settle, stats, steps, workers,
+    advance, check, claim, enqueue, events, flows, groups, lease, migrate, operate, operate_flows, queues,
+    recover, retain, settle, stats, steps, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
 
@@ -431,22 +431,6 @@ impl Store for PostgresStore {
             Box::pin(groups::place_in_line(tx, queue, group, *priority))
         })
         .await
-    }
-
-    // ---- inspect ----------------------------------------------------------
-
-    async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
-        self.run_read(id, |tx, id| Box::pin(inspect::get(tx, *id))).await
-    }
-
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
-        filter.validate()?;
-        self.run(filter.clone(), |tx, filter| Box::pin(inspect::list(tx, filter))).await
-    }
-
-    async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
-        self.run((limit, also.to_vec()), |tx, (limit, also)| Box::pin(inspect::glance(tx, *limit, also)))
-            .await
     }
 
     // ---- stats ------------------------------------------------------------

@@ -12,12 +12,12 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, inspect, lease, migrate, operate, operate_flows,
-    queues, recover, retain, settle, stats, steps, workers,
+    advance, check, claim, enqueue, events, flows, groups, lease, migrate, operate, operate_flows, queues,
+    recover, retain, settle, stats, steps, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
-use crate::job::{FlowId, JobId, JobRecord, WorkerId};
+use crate::job::{FlowId, JobId, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
 
@@ -379,23 +379,6 @@ impl Store for SqliteStore {
     async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>> {
         let (queue, group) = (queue.to_owned(), group.to_owned());
         self.engine.read(move |tx| groups::place_in_line(tx, &queue, &group, priority)).await
-    }
-
-    // ---- inspect ----------------------------------------------------------
-
-    async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
-        self.engine.read(move |tx| inspect::get(tx, id)).await
-    }
-
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
-        filter.validate()?;
-        let filter = filter.clone();
-        self.engine.read(move |tx| inspect::list(tx, &filter)).await
-    }
-
-    async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
-        let also = also.to_vec();
-        self.engine.read(move |tx| inspect::glance(tx, limit, &also)).await
     }
 
     // ---- stats ------------------------------------------------------------
