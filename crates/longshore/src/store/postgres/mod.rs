@@ -65,6 +65,7 @@ mod stats;
 mod step_in;
 mod steps;
 mod store;
+mod tables;
 mod turns;
 mod tx;
 mod workers;

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::advance::note_ends;
@@ -12,8 +13,9 @@ use super::enqueue::{insert_any, split};
 use super::events::is_any_emitted;
 use super::run::{QUICK, within};
 use super::steps::save_waits;
+use super::tables::{insert_finished, insert_ready};
 use super::turns::{add_turns, add_turns_of_freed};
-use super::tx::{Fault, Sql, Tx};
+use super::tx::{Fault, Query, Sql, Tx};
 use crate::job::{AttemptEnd, Outcome, WorkerId};
 use crate::lifecycle::{Finish, LeaseFlags, Leave, Requeue};
 use crate::store::{EndedBy, Settled, Settlement, clean};
@@ -102,7 +104,7 @@ macro_rules! free_keys_and_tally {
                 from taken
                group by claimed_at, queue, kind) as t
        group by 5, 6, 7)
-    select array_agg(id), array_agg(lease_no) from taken"
+    select array_agg(id) as ids, array_agg(lease_no) as lease_nos from taken"
         )
     };
 }
@@ -162,16 +164,21 @@ const FINISH_UNIFORM: &str = concat!(
          and ($5::bool is null or r.superseded = $5)
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.max_attempts, r.keyed, r.kind, r.queue,
                 r.grp, r.gate, r.flow),
-    finished_jobs as (
-      insert into longshore.finished
-             (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-              interruptions, last_error, flow)
-      select t.id, t.claimed_at, longshore.clock(), t.worker, t.lease_no, $6::text::longshore.outcome,
-             $7::int2, t.max_attempts, $8::int2,
-             case when t.lease_no > 1 then ",
-    earlier_error!(),
-    " end, t.flow
-        from taken t),",
+    finished_jobs as (",
+    insert_finished!(
+        job: "t",
+        started_at: "t.claimed_at",
+        finished_by: "t.worker",
+        outcome: "$6::text::longshore.outcome",
+        attempts: "$7::int2",
+        interruptions: "$8::int2",
+        last_error: concat!("case when t.lease_no > 1 then ", earlier_error!(), " end"),
+        result: "null",
+        skipped: "null",
+        error_group: "null",
+        from: "taken t",
+    ),
+    "),",
     add_turns_of_freed!(),
     ",",
     note_ends!("taken", "($6::text = 'succeeded')"),
@@ -210,20 +217,28 @@ const FINISH: &str = concat!(
     "
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.attempt, r.max_attempts, r.keyed, r.kind,
                 r.queue, r.grp, r.gate, r.flow, i.attempts, i.interruptions, i.error, i.result, i.history, i.error_group),
-    finished_jobs as (
-      insert into longshore.finished
-             (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-              interruptions, last_error, result, flow, error_group)
-      select t.id, t.claimed_at, longshore.clock(), case when $11 is null then t.worker end,
-             t.lease_no, $12::text::longshore.outcome, t.attempts, t.max_attempts, t.interruptions,
-             case
+    finished_jobs as (",
+    insert_finished!(
+        job: "t",
+        started_at: "t.claimed_at",
+        finished_by: "case when $11 is null then t.worker end",
+        outcome: "$12::text::longshore.outcome",
+        attempts: "t.attempts",
+        interruptions: "t.interruptions",
+        last_error: concat!(
+            "case
                when t.error is not null then t.error
                when t.lease_no > 1 then ",
-    earlier_error!(),
-    "
-             end,
-             t.result::json, t.flow, t.error_group
-        from taken t),",
+            earlier_error!(),
+            "
+             end"
+        ),
+        result: "t.result::json",
+        skipped: "null",
+        error_group: "t.error_group",
+        from: "taken t",
+    ),
+    "),",
     add_turns_of_freed!(),
     ",",
     note_ends!("taken", "($12::text = 'succeeded')"),
@@ -250,14 +265,18 @@ const REQUEUE: &str = concat!(
          and ", is_as_decided!("$10", "$11", "$12"), "
       returning r.*, i.attempts, i.interruptions as new_interruptions, i.error, i.history, i.run_at, i.delay_us,
                 i.error_group),
-    requeued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags, grp, flow)
-      select t.id, coalesce(t.run_at, longshore.clock() + t.delay_us * interval '1 microsecond'), longshore.clock(),
-             t.timeout_ms, t.lease_no, t.priority, t.attempts, t.max_attempts, t.new_interruptions,
-             t.keyed, t.kind, t.queue, t.flags, t.grp, t.flow
-        from taken t
+    requeued as (",
+    insert_ready!(
+        job: "t",
+        run_at: "coalesce(t.run_at, longshore.clock() + t.delay_us * interval '1 microsecond')",
+        lease_no: "t.lease_no",
+        attempts: "t.attempts",
+        interruptions: "t.new_interruptions",
+        keyed: "t.keyed",
+        held: "null",
+        from: "taken t",
+    ),
+    "
       returning run_at, priority, queue, grp),",
     add_turns!("requeued"),
     ",",
@@ -267,7 +286,7 @@ const REQUEUE: &str = concat!(
     ",",
     note_errors!(),
     "
-    select array_agg(id), array_agg(lease_no) from taken",
+    select array_agg(id) as ids, array_agg(lease_no) as lease_nos from taken",
 );
 
 /// Finds out why a settlement found no matching lease: the lease is live with other
@@ -275,7 +294,7 @@ const REQUEUE: &str = concat!(
 /// The error is compared too, because a sweeper may have recorded a
 /// failed attempt with the holder's worker id.
 const DIAGNOSE: &str = "
-    select i.nth, r.cancel_requested, r.superseded,
+    select i.nth, r.cancel_requested, r.superseded, (
            exists (
              select 1
                from longshore.finished f
@@ -290,7 +309,7 @@ const DIAGNOSE: &str = "
                 and a.lease_no = i.lease_no
                 and a.worker = i.worker
                 and a.what = i.history
-                and a.error is not distinct from i.error)
+                and a.error is not distinct from i.error)) as is_stored
       from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::text[]), (select $5::text[]), (select $6::text[])) with ordinality
         as i(id, lease_no, worker, outcome, history, error, nth)
       left join longshore.running r
@@ -406,8 +425,7 @@ async fn finish_uniform(
     end: &UniformEnd,
     ids: Vec<Uuid>,
 ) -> Sql<Vec<(Uuid, i32)>> {
-    let query: LeaseQuery<'_> = sqlx::query_as(tx.sql(FINISH_UNIFORM));
-    let taken = query
+    let taken = sqlx::query(tx.sql(FINISH_UNIFORM))
         .bind(ids)
         .bind(end.lease_no)
         .bind(end.worker.0)
@@ -418,7 +436,7 @@ async fn finish_uniform(
         .bind(end.interruptions as i16)
         .fetch_one(&mut *tx.connection)
         .await?;
-    Ok(pairs(taken))
+    leases_of(&taken)
 }
 
 async fn finish(
@@ -427,7 +445,7 @@ async fn finish(
     outcome: Outcome,
     items: &[(&Item<'_>, &Finish)],
 ) -> Sql<Vec<(Uuid, i32)>> {
-    let query = bind_leases(sqlx::query_as(tx.sql(FINISH)), items.iter().map(|(item, _)| *item));
+    let query = bind_leases(sqlx::query(tx.sql(FINISH)), items.iter().map(|(item, _)| *item));
     let finishes = || items.iter().map(|(_, finish)| *finish);
     let taken = query
         .bind(finishes().map(|f| f.attempts as i16).collect::<Vec<_>>())
@@ -442,7 +460,7 @@ async fn finish(
         .bind(failures(items.iter().map(|(item, _)| *item)))
         .fetch_one(&mut *tx.connection)
         .await?;
-    Ok(pairs(taken))
+    leases_of(&taken)
 }
 
 async fn requeue(
@@ -450,7 +468,7 @@ async fn requeue(
     condition: &Condition,
     items: &[(&Item<'_>, &Requeue)],
 ) -> Sql<Vec<(Uuid, i32)>> {
-    let query = bind_leases(sqlx::query_as(tx.sql(REQUEUE)), items.iter().map(|(item, _)| *item));
+    let query = bind_leases(sqlx::query(tx.sql(REQUEUE)), items.iter().map(|(item, _)| *item));
     let requeues = || items.iter().map(|(_, requeue)| *requeue);
     let (run_ats, delays): (Vec<_>, Vec<_>) = requeues().map(|r| split(r.when)).unzip();
     let taken = query
@@ -466,7 +484,7 @@ async fn requeue(
         .bind(failures(items.iter().map(|(item, _)| *item)))
         .fetch_one(&mut *tx.connection)
         .await?;
-    Ok(pairs(taken))
+    leases_of(&taken)
 }
 
 async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], results: &mut [Settled]) -> Sql<()> {
@@ -482,8 +500,9 @@ async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], results: &mut [Settled]
         .fetch_all(&mut *tx.connection)
         .await?;
     for row in rows {
-        let item = missed[row.try_get::<i64, _>(0)? as usize - 1];
-        let flags = row.try_get::<Option<bool>, _>(1)?.zip(row.try_get::<Option<bool>, _>(2)?);
+        let item = missed[row.try_get::<i64, _>("nth")? as usize - 1];
+        let cancel_requested: Option<bool> = row.try_get("cancel_requested")?;
+        let flags = cancel_requested.zip(row.try_get("superseded")?);
         results[item.nth] = match flags {
             Some((cancel_requested, superseded))
                 if item.by == EndedBy::Holder || flags_differ(item, flags) =>
@@ -493,7 +512,7 @@ async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], results: &mut [Settled]
             // The lease is live with the flags as seen: its holder is not dead and keeps
             // it.
             Some(_) => Settled::LeaseLost,
-            None if item.by == EndedBy::Holder && row.try_get(3)? => Settled::Stored,
+            None if item.by == EndedBy::Holder && row.try_get("is_stored")? => Settled::Stored,
             None => Settled::LeaseLost,
         };
     }
@@ -628,15 +647,8 @@ impl Batch<'_> {
     }
 }
 
-type Leases = (Option<Vec<Uuid>>, Option<Vec<i32>>);
-
-type LeaseQuery<'q> = sqlx::query::QueryAs<'q, sqlx::Postgres, Leases, sqlx::postgres::PgArguments>;
-
 /// Binds the first three arrays of [`FINISH`] and [`REQUEUE`]: the leases.
-fn bind_leases<'q, 'i>(
-    query: LeaseQuery<'q>,
-    items: impl Iterator<Item = &'i Item<'i>> + Clone,
-) -> LeaseQuery<'q> {
+fn bind_leases<'q, 'i>(query: Query<'q>, items: impl Iterator<Item = &'i Item<'i>> + Clone) -> Query<'q> {
     let leases = items.map(|item| item.settlement.lease);
     query
         .bind(leases.clone().map(|lease| lease.id.0).collect::<Vec<_>>())
@@ -655,6 +667,9 @@ fn sparse_column<T>(values: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
     if values.iter().all(Option::is_none) { Vec::new() } else { values }
 }
 
-fn pairs((ids, lease_nos): Leases) -> Vec<(Uuid, i32)> {
-    ids.unwrap_or_default().into_iter().zip(lease_nos.unwrap_or_default()).collect()
+/// The leases that a statement has ended.
+fn leases_of(taken: &PgRow) -> Sql<Vec<(Uuid, i32)>> {
+    let ids: Option<Vec<Uuid>> = taken.try_get("ids")?;
+    let lease_nos: Option<Vec<i32>> = taken.try_get("lease_nos")?;
+    Ok(ids.unwrap_or_default().into_iter().zip(lease_nos.unwrap_or_default()).collect())
 }

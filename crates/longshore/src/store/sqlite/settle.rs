@@ -13,7 +13,7 @@ use super::events::is_any_emitted;
 use super::lease::raised_flags;
 use super::steps::save_waits;
 use super::turns::add_turn_of_freed;
-use super::tx::{Sql, Tx};
+use super::tx::{Sql, Tx, in_order};
 use crate::error::{Error, Result};
 use crate::failure::Fingerprint;
 use crate::job::{AttemptEnd, JobId, Outcome};
@@ -97,7 +97,7 @@ struct TakenLease {
     attempt: u16,
     max_attempts: u16,
     keyed: bool,
-    group: Option<String>,
+    grp: Option<String>,
     flow: Option<[u8; 16]>,
     /// Whether the group had a limit when the job was claimed.
     gated: bool,
@@ -165,7 +165,7 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
                keyed,
                grp,
                flow,
-               gate is not null
+               gate is not null as gated
           from running
          where id = ?1
            and lease_no = ?2   -- fence: a newer lease owns the row
@@ -191,24 +191,27 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
         !by.requires_dead_holder(),
     ];
     let held = tx.row(HELD, params, |row| {
-        Ok(TakenLease {
-            queue: row.get(0)?,
-            kind: row.get(1)?,
-            flags: row.get(2)?,
-            claimed_at: row.get(3)?,
-            timeout_ms: row.get(4)?,
-            priority: row.get(5)?,
-            attempt: row.get(6)?,
-            max_attempts: row.get(7)?,
-            keyed: row.get(8)?,
-            group: row.get(9)?,
-            flow: row.get(10)?,
-            gated: row.get(11)?,
-        })
+        in_order!(
+            row,
+            TakenLease {
+                queue,
+                kind,
+                flags,
+                claimed_at,
+                timeout_ms,
+                priority,
+                attempt,
+                max_attempts,
+                keyed,
+                grp,
+                flow,
+                gated,
+            }
+        )
     })?;
     if let Some(held) = &held {
         tx.execute(LEAVE, [lease.id.0.as_bytes()])?;
-        if let Some(group) = held.group.as_deref().filter(|_| held.gated) {
+        if let Some(group) = held.grp.as_deref().filter(|_| held.gated) {
             add_turn_of_freed(tx, &held.queue, group, held.priority)?;
         }
     }
@@ -278,7 +281,7 @@ fn prune_history(tx: &Tx<'_>, id: JobId, error: Option<&str>) -> Sql<i64> {
                  where job = ?1
                    and error is not null))";
     let id = id.0.as_bytes();
-    let removed: Option<i64> = tx.row(REMOVED, [id], |row| row.get(0))?;
+    let removed: Option<i64> = tx.value(REMOVED, [id])?;
     let pruned = tx.execute(PRUNE, params![id, MAX_HISTORY - 1, error])?;
     Ok(removed.unwrap_or(0) + pruned as i64)
 }
@@ -378,7 +381,7 @@ pub(super) fn newest_error(tx: &Tx<'_>, id: JobId) -> Sql<Option<String>> {
            and error is not null
          order by lease_no desc
          limit 1";
-    tx.row(NEWEST, [id.0.as_bytes()], |row| row.get(0))
+    tx.value(NEWEST, [id.0.as_bytes()])
 }
 
 /// Frees the unique key of a job that finishes. A superseded job no longer owns one.
@@ -404,7 +407,7 @@ fn requeue(tx: &Tx<'_>, lease: &Lease, held: &TakenLease, requeue: &Requeue) -> 
         kind: &held.kind,
         queue: &held.queue,
         flags: held.flags.as_deref(),
-        group: held.group.as_deref(),
+        group: held.grp.as_deref(),
         flow: held.flow,
         is_held: false,
     };
