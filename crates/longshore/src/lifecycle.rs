@@ -109,6 +109,13 @@ pub struct LeaseFlags {
     pub superseded: bool,
 }
 
+impl LeaseFlags {
+    /// Whether all these flags are raised.
+    pub(crate) fn include(self, other: LeaseFlags) -> bool {
+        self.cancel_requested >= other.cancel_requested && self.superseded >= other.superseded
+    }
+}
+
 /// A finished job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {

@@ -94,7 +94,7 @@ pub use queues::{QueueChange, QueueRecord, QueueSettings};
 pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
 pub use retain::{Retained, Retention};
 pub use schedules::{Schedule, Schedules, Ticked, Ticking};
-pub use settle::{MAX_HISTORY, Settled, Settlement};
+pub use settle::{EndedBy, MAX_HISTORY, Settled, Settlement};
 pub use stats::{Ahead, Count, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
@@ -108,7 +108,7 @@ pub(crate) use notices::NoticeSender;
 #[cfg(feature = "postgres")]
 pub(crate) use notices::WeakNoticeSender;
 pub(crate) use recover::warn_of_refused_worker;
-pub(crate) use settle::{EndedBy, clean, failure_of, storable_result};
+pub(crate) use settle::{clean, failure_of, storable_result};
 pub(crate) use stats::{Tally, add_up, in_order, start_of};
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
@@ -331,7 +331,7 @@ pub trait Store:
     /// one more condition: unless the handler hung, the holder must be dead or
     /// unknown when the item is stored. Does not wait for locked rows. An item that
     /// cannot be stored now is deferred and does not affect the others.
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>>;
+    async fn recover(&self, recoveries: &[Settlement]) -> Result<Vec<Recovered>>;
 
     // ---- operate ----------------------------------------------------------
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use longshore::lifecycle::{LeaseFlags, Running, State, settle};
 use longshore::store::{
-    ClaimCursor, ClaimRequest, Claimed, Fenced, KeyWait, PendingWait, QueueChange, Settled, Settlement,
+    ClaimCursor, ClaimRequest, Claimed, EndedBy, Fenced, KeyWait, PendingWait, QueueChange, Settled,
+    Settlement,
 };
 use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{
@@ -335,6 +336,7 @@ async fn a_job_whose_release_was_stored_without_a_reply_starts(fixture: Fixture)
     let seen = Some(LeaseFlags::default());
     let settlement = Settlement {
         lease: claimed.lease(),
+        by: EndedBy::Holder,
         seen,
         leave,
         follow_ups: Vec::new(),

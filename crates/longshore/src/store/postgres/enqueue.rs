@@ -105,6 +105,7 @@ async fn insert_parts(tx: &mut Tx<'_>, jobs: &[ValidJob], deadlines: Deadlines) 
     for i in unique {
         parts.results[i] = Some(within(deadline(&[i]), enqueue_unique(tx, &jobs[i], &mut parts)).await?);
     }
+    debug_assert!(parts.results.iter().all(Option::is_some), "one result per job, in order");
     Ok(EnqueuedBatch {
         results: parts.results.into_iter().flatten().collect(),
         created_at: parts.now.filter(|_| !parts.repeated),

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{LeaseFlags, Leave, Running};
 use crate::store::{
-    EndedBy, Interrupted, Interruptor, Lease, Recovered, Settled, Settlement, SweepScope, millis,
+    Interrupted, Interruptor, Lease, Recovered, Settled, Settlement, SweepScope, millis,
     warn_of_refused_worker,
 };
 
@@ -213,12 +213,12 @@ const MAX_SPLITTING: Duration = Duration::from_secs(20);
 
 /// Ends leases in batches. If the database refuses a batch, it is split in halves, so that
 /// the items it refuses are deferred alone.
-pub(super) async fn recover(tx: &mut Tx<'_>, batch: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+pub(super) async fn recover(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Recovered>> {
     let started = Instant::now();
     let mut results = vec![Recovered::Settled(Settled::LeaseLost); batch.len()];
     // Lock rows in the order of their ids, as everywhere.
     let mut order: Vec<usize> = (0..batch.len()).collect();
-    order.sort_by_key(|nth| batch[*nth].1.lease.id);
+    order.sort_by_key(|nth| batch[*nth].lease.id);
     let mut parts = vec![order.as_slice()];
     while let Some(part) = parts.pop() {
         let ended = if started.elapsed() > MAX_SPLITTING {
@@ -278,16 +278,16 @@ const LOCK_LEASES: &str = "
        and r.lease_no = i.lease_no
        and r.worker = i.worker";
 
-async fn recover_together(tx: &mut Tx<'_>, batch: &[&(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+async fn recover_together(tx: &mut Tx<'_>, batch: &[&Settlement]) -> Sql<Vec<Recovered>> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    let leases = || batch.iter().map(|(_, settlement)| settlement.lease);
-    let finishing = batch.iter().filter(|(_, settlement)| matches!(settlement.leave, Leave::Finish(_)));
+    let leases = || batch.iter().map(|settlement| settlement.lease);
+    let finishing = batch.iter().filter(|settlement| matches!(settlement.leave, Leave::Finish(_)));
     let live = sqlx::query(tx.sql(LOCK_LEASES))
         .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
         .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
         .bind(leases().map(|lease| lease.worker.0).collect::<Vec<_>>())
-        .bind(finishing.map(|(_, settlement)| settlement.lease.id.0).collect::<Vec<_>>())
+        .bind(finishing.map(|settlement| settlement.lease.id.0).collect::<Vec<_>>())
         .fetch_all(&mut *tx.connection)
         .await?;
     let mut locked_by_others = HashSet::<Uuid>::new();
@@ -296,12 +296,9 @@ async fn recover_together(tx: &mut Tx<'_>, batch: &[&(Interruptor, Settlement)])
             locked_by_others.insert(row.try_get("id")?);
         }
     }
-    let mut items = Vec::with_capacity(batch.len());
-    for (nth, (why, settlement)) in batch.iter().enumerate() {
-        items.push(Item { nth, settlement, by: EndedBy::Recovery(*why) });
-    }
-    let free: Vec<&Item<'_>> =
-        items.iter().filter(|item| !locked_by_others.contains(&item.settlement.lease.id.0)).collect();
+    let items = batch.iter().copied().enumerate();
+    let free: Vec<Item<'_>> =
+        items.filter(|(_, settlement)| !locked_by_others.contains(&settlement.lease.id.0)).collect();
     let mut settled = vec![Settled::LeaseLost; batch.len()];
     end_together(tx, &free, &mut settled).await?;
     transaction.commit().await?;

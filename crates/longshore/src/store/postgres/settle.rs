@@ -317,28 +317,25 @@ const DIAGNOSE: &str = "
        and r.lease_no = i.lease_no
        and r.worker = i.worker";
 
-/// One settlement, and the index of its result.
-pub(super) struct Item<'a> {
-    pub(super) nth: usize,
-    pub(super) settlement: &'a Settlement,
-    pub(super) by: EndedBy,
-}
+/// A settlement, after the index of its result.
+pub(super) type Item<'a> = (usize, &'a Settlement);
 
-impl Item<'_> {
-    fn lease_key(&self) -> (Uuid, i32) {
-        (self.settlement.lease.id.0, self.settlement.lease.lease_no)
-    }
+fn lease_key((_, settlement): &Item<'_>) -> (Uuid, i32) {
+    (settlement.lease.id.0, settlement.lease.lease_no)
 }
 
 /// Ends each lease that is live. An error means that at least one could not be stored.
 /// The others are stored, and return `Stored` when the call is repeated.
 pub(super) async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
-    let item = |(nth, settlement)| Item { nth, settlement, by: EndedBy::Holder };
-    let items: Vec<Item<'_>> = batch.iter().enumerate().map(item).collect();
-    let mut results = vec![Settled::LeaseLost; items.len()];
-    let (alone, mut together): (Vec<_>, Vec<_>) = items.iter().partition(|item| item.settlement.is_alone());
+    debug_assert!(
+        batch.iter().all(|settlement| settlement.is_sound() && settlement.by == EndedBy::Holder),
+        "{batch:?}"
+    );
+    let mut results = vec![Settled::LeaseLost; batch.len()];
+    let (alone, mut together): (Vec<Item<'_>>, Vec<Item<'_>>) =
+        batch.iter().enumerate().partition(|(_, settlement)| settlement.is_alone());
     // Lock rows in the order of their ids, as everywhere.
-    together.sort_by_key(|item| item.settlement.lease.id);
+    together.sort_by_key(|(_, settlement)| settlement.lease.id);
     let mut refused = None;
     match within(QUICK, end_together(tx, &together, &mut results)).await {
         Err(fault) if fault.is_lock_timeout() && together.len() > 1 => {
@@ -357,41 +354,41 @@ pub(super) async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Set
 }
 
 /// Ends one lease, and stores its follow-up jobs and waits, in one transaction.
-async fn end_with_more(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Settled]) -> Sql<()> {
+async fn end_with_more(tx: &mut Tx<'_>, (nth, settlement): Item<'_>, results: &mut [Settled]) -> Sql<()> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     // Before the lease ends, so that no event can be delivered in between.
-    let is_emitted = is_any_emitted(tx, &item.settlement.awaited_events()).await?;
+    let is_emitted = is_any_emitted(tx, &settlement.awaited_events()).await?;
     let due_now;
-    let item = if is_emitted {
-        due_now = item.settlement.clone().due_now();
-        &Item { settlement: &due_now, ..*item }
+    let settlement = if is_emitted {
+        due_now = settlement.clone().due_now();
+        &due_now
     } else {
-        item
+        settlement
     };
     // If an earlier call ended the lease and its reply was lost, that call also stored
     // the follow-up jobs.
-    if end_together(tx, &[item], results).await? > 0 {
-        insert_any(tx, &item.settlement.follow_ups).await?;
-        save_waits(tx, item.settlement).await?;
+    if end_together(tx, &[(nth, settlement)], results).await? > 0 {
+        insert_any(tx, &settlement.follow_ups).await?;
+        save_waits(tx, settlement).await?;
     }
     transaction.commit().await
 }
 
 /// Ends leases in batches, without storing follow-up jobs. Returns how many leases this
 /// call ended.
-pub(super) async fn end_together(
-    tx: &mut Tx<'_>,
-    items: &[&Item<'_>],
-    results: &mut [Settled],
-) -> Sql<usize> {
+pub(super) async fn end_together(tx: &mut Tx<'_>, items: &[Item<'_>], results: &mut [Settled]) -> Sql<usize> {
+    debug_assert!(
+        items.is_sorted_by_key(|(_, settlement)| settlement.lease.id),
+        "rows are locked in the order of their ids"
+    );
     let mut batches = BTreeMap::<Condition, Batch<'_>>::new();
     let mut leases = HashSet::with_capacity(items.len());
     for item in items {
         // If a lease is twice in one batch, the first item ends it, and the second finds
         // it gone.
-        if leases.insert(item.lease_key()) {
-            batches.entry(Condition::of(item)).or_default().add(item);
+        if leases.insert(lease_key(item)) {
+            batches.entry(Condition::of(item.1)).or_default().add(item.1);
         }
     }
     let mut stored = Vec::with_capacity(items.len());
@@ -407,14 +404,15 @@ pub(super) async fn end_together(
         }
     }
     if stored.len() == items.len() {
-        items.iter().for_each(|item| results[item.nth] = Settled::Stored);
+        items.iter().for_each(|(nth, _)| results[*nth] = Settled::Stored);
         return Ok(stored.len());
     }
     let ended = stored.len();
     let mut stored: HashSet<(Uuid, i32)> = stored.into_iter().collect();
-    let (done, missed): (Vec<&Item<'_>>, Vec<&Item<'_>>) =
-        items.iter().partition(|item| stored.remove(&item.lease_key()));
-    done.iter().for_each(|item| results[item.nth] = Settled::Stored);
+    let (done, missed): (Vec<Item<'_>>, Vec<Item<'_>>) =
+        items.iter().partition(|item| stored.remove(&lease_key(item)));
+    debug_assert!(stored.is_empty(), "a statement ends only the leases that it names");
+    done.iter().for_each(|(nth, _)| results[*nth] = Settled::Stored);
     diagnose(tx, &missed, results).await?;
     Ok(ended)
 }
@@ -443,9 +441,9 @@ async fn finish(
     tx: &mut Tx<'_>,
     condition: &Condition,
     outcome: Outcome,
-    items: &[(&Item<'_>, &Finish)],
+    items: &[(&Settlement, &Finish)],
 ) -> Sql<Vec<(Uuid, i32)>> {
-    let query = bind_leases(sqlx::query(tx.sql(FINISH)), items.iter().map(|(item, _)| *item));
+    let query = bind_leases(sqlx::query(tx.sql(FINISH)), items.iter().map(|(settlement, _)| *settlement));
     let finishes = || items.iter().map(|(_, finish)| *finish);
     let taken = query
         .bind(finishes().map(|f| f.attempts as i16).collect::<Vec<_>>())
@@ -457,7 +455,7 @@ async fn finish(
         .bind(condition.superseded_seen)
         .bind(condition.recovers_dead)
         .bind(outcome.as_str())
-        .bind(failures(items.iter().map(|(item, _)| *item)))
+        .bind(failures(items.iter().map(|(settlement, _)| *settlement)))
         .fetch_one(&mut *tx.connection)
         .await?;
     leases_of(&taken)
@@ -466,9 +464,9 @@ async fn finish(
 async fn requeue(
     tx: &mut Tx<'_>,
     condition: &Condition,
-    items: &[(&Item<'_>, &Requeue)],
+    items: &[(&Settlement, &Requeue)],
 ) -> Sql<Vec<(Uuid, i32)>> {
-    let query = bind_leases(sqlx::query(tx.sql(REQUEUE)), items.iter().map(|(item, _)| *item));
+    let query = bind_leases(sqlx::query(tx.sql(REQUEUE)), items.iter().map(|(settlement, _)| *settlement));
     let requeues = || items.iter().map(|(_, requeue)| *requeue);
     let (run_ats, delays): (Vec<_>, Vec<_>) = requeues().map(|r| split(r.when)).unzip();
     let taken = query
@@ -481,15 +479,15 @@ async fn requeue(
         .bind(condition.cancel_seen)
         .bind(condition.superseded_seen)
         .bind(condition.recovers_dead)
-        .bind(failures(items.iter().map(|(item, _)| *item)))
+        .bind(failures(items.iter().map(|(settlement, _)| *settlement)))
         .fetch_one(&mut *tx.connection)
         .await?;
     leases_of(&taken)
 }
 
-async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], results: &mut [Settled]) -> Sql<()> {
-    let leases = || missed.iter().map(|item| &item.settlement.lease);
-    let ends: Vec<StoredEnd> = missed.iter().map(|item| StoredEnd::of(item)).collect();
+async fn diagnose(tx: &mut Tx<'_>, missed: &[Item<'_>], results: &mut [Settled]) -> Sql<()> {
+    let leases = || missed.iter().map(|(_, settlement)| &settlement.lease);
+    let ends: Vec<StoredEnd> = missed.iter().map(|(_, settlement)| StoredEnd::of(settlement)).collect();
     let rows = sqlx::query(tx.sql(DIAGNOSE))
         .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
         .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
@@ -500,27 +498,27 @@ async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], results: &mut [Settled]
         .fetch_all(&mut *tx.connection)
         .await?;
     for row in rows {
-        let item = missed[row.try_get::<i64, _>("nth")? as usize - 1];
+        let (nth, settlement) = missed[row.try_get::<i64, _>("nth")? as usize - 1];
         let cancel_requested: Option<bool> = row.try_get("cancel_requested")?;
         let flags = cancel_requested.zip(row.try_get("superseded")?);
-        results[item.nth] = match flags {
+        results[nth] = match flags {
             Some((cancel_requested, superseded))
-                if item.by == EndedBy::Holder || flags_differ(item, flags) =>
+                if settlement.by == EndedBy::Holder || flags_differ(settlement, flags) =>
             {
                 Settled::Flagged(LeaseFlags { cancel_requested, superseded })
             }
             // The lease is live with the flags as seen: its holder is not dead and keeps
             // it.
             Some(_) => Settled::LeaseLost,
-            None if item.by == EndedBy::Holder && row.try_get("is_stored")? => Settled::Stored,
+            None if settlement.by == EndedBy::Holder && row.try_get("is_stored")? => Settled::Stored,
             None => Settled::LeaseLost,
         };
     }
     Ok(())
 }
 
-fn flags_differ(item: &Item<'_>, found: Option<(bool, bool)>) -> bool {
-    item.settlement.seen.map(|seen| (seen.cancel_requested, seen.superseded)) != found
+fn flags_differ(settlement: &Settlement, found: Option<(bool, bool)>) -> bool {
+    settlement.seen.map(|seen| (seen.cancel_requested, seen.superseded)) != found
 }
 
 /// What a settlement leaves in the tables: its outcome and its history entry.
@@ -531,8 +529,8 @@ struct StoredEnd {
 }
 
 impl StoredEnd {
-    fn of(item: &Item<'_>) -> Self {
-        match &item.settlement.leave {
+    fn of(settlement: &Settlement) -> Self {
+        match &settlement.leave {
             Leave::Finish(finish) => StoredEnd {
                 outcome: Some(finish.outcome.as_str()),
                 history: finish.history.map(AttemptEnd::as_str),
@@ -567,11 +565,11 @@ struct Condition {
 }
 
 impl Condition {
-    fn of(item: &Item<'_>) -> Self {
+    fn of(settlement: &Settlement) -> Self {
         Condition {
-            cancel_seen: item.settlement.seen.map(|seen| seen.cancel_requested),
-            superseded_seen: item.settlement.seen.map(|seen| seen.superseded),
-            recovers_dead: match item.by {
+            cancel_seen: settlement.seen.map(|seen| seen.cancel_requested),
+            superseded_seen: settlement.seen.map(|seen| seen.superseded),
+            recovers_dead: match settlement.by {
                 EndedBy::Holder => None,
                 by @ EndedBy::Recovery(_) => Some(by.requires_dead_holder()),
             },
@@ -582,15 +580,17 @@ impl Condition {
 /// The settlements with one condition.
 #[derive(Default)]
 struct Batch<'a> {
-    finishes: BTreeMap<Outcome, Vec<(&'a Item<'a>, &'a Finish)>>,
-    requeues: Vec<(&'a Item<'a>, &'a Requeue)>,
+    finishes: BTreeMap<Outcome, Vec<(&'a Settlement, &'a Finish)>>,
+    requeues: Vec<(&'a Settlement, &'a Requeue)>,
 }
 
 impl<'a> Batch<'a> {
-    fn add(&mut self, item: &'a Item<'a>) {
-        match &item.settlement.leave {
-            Leave::Finish(finish) => self.finishes.entry(finish.outcome).or_default().push((item, finish)),
-            Leave::Requeue(requeue) => self.requeues.push((item, requeue)),
+    fn add(&mut self, settlement: &'a Settlement) {
+        match &settlement.leave {
+            Leave::Finish(finish) => {
+                self.finishes.entry(finish.outcome).or_default().push((settlement, finish));
+            }
+            Leave::Requeue(requeue) => self.requeues.push((settlement, requeue)),
         }
     }
 }
@@ -609,12 +609,12 @@ struct UniformEnd {
 impl UniformEnd {
     /// `None` if the end has an error, a result or a history entry, or comes from a
     /// sweeper.
-    fn of(item: &Item<'_>, finish: &Finish) -> Option<Self> {
+    fn of(settlement: &Settlement, finish: &Finish) -> Option<Self> {
         let plain = finish.error.is_none() && finish.result.is_none() && finish.history.is_none();
-        (plain && item.by == EndedBy::Holder).then_some(UniformEnd {
+        (plain && settlement.by == EndedBy::Holder).then_some(UniformEnd {
             outcome: finish.outcome,
-            lease_no: item.settlement.lease.lease_no,
-            worker: item.settlement.lease.worker,
+            lease_no: settlement.lease.lease_no,
+            worker: settlement.lease.worker,
             attempts: finish.attempts,
             interruptions: finish.interruptions,
         })
@@ -628,9 +628,9 @@ impl Batch<'_> {
     /// Removes the largest groups of uniform ends from the batch and returns them.
     fn take_uniform(&mut self) -> BTreeMap<UniformEnd, Vec<Uuid>> {
         let mut groups = BTreeMap::<UniformEnd, Vec<Uuid>>::new();
-        for (item, finish) in self.finishes.values().flatten() {
-            if let Some(end) = UniformEnd::of(item, finish) {
-                groups.entry(end).or_default().push(item.settlement.lease.id.0);
+        for (settlement, finish) in self.finishes.values().flatten() {
+            if let Some(end) = UniformEnd::of(settlement, finish) {
+                groups.entry(end).or_default().push(settlement.lease.id.0);
             }
         }
         let mut sizes: Vec<usize> = groups.values().map(Vec::len).collect();
@@ -638,8 +638,8 @@ impl Batch<'_> {
         let min_size = sizes.get(Batch::MAX_UNIFORM_GROUPS).map_or(0, |size| size + 1);
         groups.retain(|_, ids| ids.len() >= min_size);
         for finishes in self.finishes.values_mut() {
-            finishes.retain(|(item, finish)| {
-                UniformEnd::of(item, finish).is_none_or(|end| !groups.contains_key(&end))
+            finishes.retain(|(settlement, finish)| {
+                UniformEnd::of(settlement, finish).is_none_or(|end| !groups.contains_key(&end))
             });
         }
         self.finishes.retain(|_, finishes| !finishes.is_empty());
@@ -648,16 +648,19 @@ impl Batch<'_> {
 }
 
 /// Binds the first three arrays of [`FINISH`] and [`REQUEUE`]: the leases.
-fn bind_leases<'q, 'i>(query: Query<'q>, items: impl Iterator<Item = &'i Item<'i>> + Clone) -> Query<'q> {
-    let leases = items.map(|item| item.settlement.lease);
+fn bind_leases<'q, 'i>(
+    query: Query<'q>,
+    settlements: impl Iterator<Item = &'i Settlement> + Clone,
+) -> Query<'q> {
+    let leases = settlements.map(|settlement| settlement.lease);
     query
         .bind(leases.clone().map(|lease| lease.id.0).collect::<Vec<_>>())
         .bind(leases.clone().map(|lease| lease.lease_no).collect::<Vec<_>>())
         .bind(leases.map(|lease| lease.worker.0).collect::<Vec<_>>())
 }
 
-fn failures<'i>(items: impl Iterator<Item = &'i Item<'i>>) -> Vec<Option<i64>> {
-    sparse_column(items.map(|item| item.settlement.failure.map(|fingerprint| fingerprint.0)))
+fn failures<'i>(settlements: impl Iterator<Item = &'i Settlement>) -> Vec<Option<i64>> {
+    sparse_column(settlements.map(|settlement| settlement.failure.map(|fingerprint| fingerprint.0)))
 }
 
 /// A column that is usually null in all rows. Then it is sent as an empty array, which

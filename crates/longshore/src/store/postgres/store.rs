@@ -196,7 +196,7 @@ impl Store for PostgresStore {
         self.run(scope.clone(), |tx, scope| Box::pin(recover::interrupted(tx, scope))).await
     }
 
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
+    async fn recover(&self, recoveries: &[Settlement]) -> Result<Vec<Recovered>> {
         self.run(recoveries.to_vec(), |tx, recoveries| Box::pin(recover::recover(tx, recoveries))).await
     }
 

@@ -24,6 +24,7 @@ pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<EnqueuedBatch> {
             batch.created_at = None;
         }
     }
+    debug_assert_eq!(batch.results.len(), jobs.len(), "one result per job, in order");
     Ok(batch)
 }
 
@@ -353,6 +354,7 @@ impl<'a> Ready<'a> {
                    (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
                     interruptions, keyed, kind, queue, flags, grp, flow, held)
             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+        debug_assert!(self.attempt < self.max_attempts, "job {} waits without an attempt left", self.id);
         tx.execute(
             INSERT,
             params![

@@ -12,9 +12,7 @@ use crate::error::Error;
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{LeaseFlags, Running};
 use crate::retry::RetryPolicy;
-use crate::store::{
-    EndedBy, Interrupted, Interruptor, Recovered, Settlement, SweepScope, warn_of_refused_worker,
-};
+use crate::store::{Interrupted, Interruptor, Recovered, Settlement, SweepScope, warn_of_refused_worker};
 
 pub(super) fn presumed_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     const LIVE: &str = "
@@ -202,11 +200,11 @@ fn retry_policy(tx: &Tx<'_>, id: JobId) -> Sql<Option<RetryPolicy>> {
 
 /// Ends each lease in its own savepoint, so that the items that the database refuses are
 /// deferred alone.
-pub(super) fn recover(tx: &Tx<'_>, recoveries: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+pub(super) fn recover(tx: &Tx<'_>, recoveries: &[Settlement]) -> Sql<Vec<Recovered>> {
     let mut results = Vec::with_capacity(recoveries.len());
-    for (why, settlement) in recoveries {
+    for settlement in recoveries {
         tx.conn.execute_batch("savepoint item")?;
-        results.push(match end_alone(tx, EndedBy::Recovery(*why), settlement) {
+        results.push(match end_alone(tx, settlement) {
             Ok(settled) => {
                 tx.conn.execute_batch("release item")?;
                 Recovered::Settled(settled)

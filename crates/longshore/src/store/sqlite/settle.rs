@@ -29,13 +29,13 @@ pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<
     let mut tallies = Tallies::default();
     let mut results = Vec::new();
     let mut refused = None;
-    let by = EndedBy::Holder;
     for settlement in settlements {
+        debug_assert!(settlement.is_sound() && settlement.by == EndedBy::Holder, "{settlement:?}");
         let end = if !settlement.is_alone() {
-            end_lease(tx, by, settlement)?
+            end_lease(tx, settlement)?
         } else {
             tx.conn.execute_batch("savepoint item")?;
-            let end = end_with_more(tx, by, settlement);
+            let end = end_with_more(tx, settlement);
             let close = if end.is_err() { "rollback to item; release item" } else { "release item" };
             tx.conn.execute_batch(close)?;
             match end {
@@ -50,6 +50,7 @@ pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<
         tallies.add_end(tx, end)?;
     }
     tallies.store(tx)?;
+    debug_assert!(refused.is_some() || results.len() == settlements.len(), "one result per item, in order");
     Ok(match refused {
         Some(error) => Err(error),
         None => Ok(results),
@@ -57,8 +58,8 @@ pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<
 }
 
 /// Ends one lease and counts its outcome, without follow-up jobs.
-pub(super) fn end_alone(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
-    let end = end_lease(tx, by, settlement)?;
+pub(super) fn end_alone(tx: &Tx<'_>, settlement: &Settlement) -> Sql<Settled> {
+    let end = end_lease(tx, settlement)?;
     let settled = end.settled();
     let mut tallies = Tallies::default();
     tallies.add_end(tx, end)?;
@@ -104,7 +105,7 @@ struct TakenLease {
 }
 
 /// Ends one lease, and stores its follow-up jobs and waits.
-fn end_with_more(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
+fn end_with_more(tx: &Tx<'_>, settlement: &Settlement) -> Sql<End> {
     let is_emitted = is_any_emitted(tx, &settlement.awaited_events())?;
     let due_now;
     let settlement = if is_emitted {
@@ -113,7 +114,7 @@ fn end_with_more(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> 
     } else {
         settlement
     };
-    let end = end_lease(tx, by, settlement)?;
+    let end = end_lease(tx, settlement)?;
     // If an earlier call ended the lease and its reply was lost, that call also stored
     // the follow-up jobs.
     if !matches!(end, End::Other(_)) {
@@ -123,10 +124,10 @@ fn end_with_more(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> 
     Ok(end)
 }
 
-fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
+fn end_lease(tx: &Tx<'_>, settlement: &Settlement) -> Sql<End> {
     let Settlement { lease, leave, failure, .. } = settlement;
-    let Some(held) = take_lease(tx, by, settlement)? else {
-        return diagnose(tx, by, settlement).map(End::Other);
+    let Some(held) = take_lease(tx, settlement)? else {
+        return diagnose(tx, settlement).map(End::Other);
     };
     let (error, history) = match leave {
         Leave::Finish(end) => (end.error.as_deref().map(clean), end.history),
@@ -141,7 +142,7 @@ fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
     match leave {
         Leave::Finish(end) => {
             let outcome = end.outcome;
-            finish(tx, by, settlement, &held, end, error)?;
+            finish(tx, settlement, &held, end, error)?;
             Ok(End::Finished { held, outcome })
         }
         Leave::Requeue(end) => {
@@ -152,7 +153,7 @@ fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
 }
 
 /// Deletes the row from `running` if the lease is live and is as decided.
-fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<TakenLease>> {
+fn take_lease(tx: &Tx<'_>, settlement: &Settlement) -> Sql<Option<TakenLease>> {
     const HELD: &str = "
         select queue,
                kind,
@@ -181,7 +182,7 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
     const LEAVE: &str = "
         delete from running
          where id = ?1";
-    let Settlement { lease, seen, .. } = settlement;
+    let Settlement { lease, by, seen, .. } = settlement;
     let params = params![
         lease.id.0.as_bytes(),
         lease.lease_no,
@@ -288,8 +289,7 @@ fn prune_history(tx: &Tx<'_>, id: JobId, error: Option<&str>) -> Sql<i64> {
 
 fn finish(
     tx: &Tx<'_>,
-    by: EndedBy,
-    Settlement { lease, failure, .. }: &Settlement,
+    Settlement { lease, by, failure, .. }: &Settlement,
     held: &TakenLease,
     finish: &Finish,
     error: Option<Cow<'_, str>>,
@@ -304,7 +304,7 @@ fn finish(
         &Ended {
             id: lease.id,
             started_at: Some(held.claimed_at),
-            finished_by: finished_by(by, lease),
+            finished_by: finished_by(*by, lease),
             lease_no: lease.lease_no,
             outcome: finish.outcome,
             attempts: finish.attempts,
@@ -339,6 +339,8 @@ pub(super) struct Ended<'a> {
 }
 
 pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
+    debug_assert!(ended.attempts <= ended.max_attempts, "job {}", ended.id);
+    debug_assert!(ended.failure.is_none() || ended.last_error.is_some(), "a failure has an error");
     const INSERT: &str = "
         insert into finished
                (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
@@ -416,7 +418,7 @@ fn requeue(tx: &Tx<'_>, lease: &Lease, held: &TakenLease, requeue: &Requeue) -> 
 
 /// Finds out why a settlement found no matching lease: the lease is live with other
 /// flags, the same end was stored before and the reply was lost, or the lease is lost.
-fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
+fn diagnose(tx: &Tx<'_>, settlement: &Settlement) -> Sql<Settled> {
     const FINISHED: &str = "
         select 1
           from finished
@@ -434,20 +436,20 @@ fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
            and worker = ?3
            and what = ?4
            and error is ?5";
-    let Settlement { lease, seen, leave, .. } = settlement;
+    let Settlement { lease, by, seen, leave, .. } = settlement;
     if let Some(flags) = raised_flags(tx, lease)? {
         // For recovery, unchanged flags mean that the holder is alive and keeps its lease.
-        let is_flagged = by == EndedBy::Holder || *seen != Some(flags);
+        let is_flagged = *by == EndedBy::Holder || *seen != Some(flags);
         return Ok(if is_flagged { Settled::Flagged(flags) } else { Settled::LeaseLost });
     }
-    if by != EndedBy::Holder {
+    if *by != EndedBy::Holder {
         // Another sweeper has already recovered the job.
         return Ok(Settled::LeaseLost);
     }
     let (id, worker) = (lease.id.0.as_bytes(), lease.worker.0.as_bytes());
     let (history, error) = match leave {
         Leave::Finish(finish) => {
-            let params = params![id, lease.lease_no, finished_by(by, lease), finish.outcome.as_str()];
+            let params = params![id, lease.lease_no, finished_by(*by, lease), finish.outcome.as_str()];
             if tx.row(FINISHED, params, |_| Ok(()))?.is_some() {
                 return Ok(Settled::Stored);
             }

@@ -192,7 +192,7 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| recover::interrupted(tx, &scope)).await
     }
 
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
+    async fn recover(&self, recoveries: &[Settlement]) -> Result<Vec<Recovered>> {
         let recoveries = recoveries.to_vec();
         self.engine.write(move |tx| recover::recover(tx, &recoveries)).await
     }
