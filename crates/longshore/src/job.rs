@@ -1,8 +1,8 @@
 //! What a job is: its id, its status, and the record that the API, the CLI and the dashboard
 //! show.
 //!
-//! This module owns no rules: [`lifecycle`](crate::lifecycle) decides what may happen to a job,
-//! and [`enqueue`](crate::enqueue) checks new jobs.
+//! This module owns no rules: [`lifecycle`](crate::rules::lifecycle) decides what may happen to a job,
+//! and [`enqueue`](crate::rules::enqueue) checks new jobs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::retry::RetryPolicy;
+use crate::rules::retry::RetryPolicy;
 
 /// A job's id: a UUID v7, so that ids sort by creation time and "newest first" is "by id,
 /// descending".

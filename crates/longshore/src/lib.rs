@@ -33,14 +33,9 @@
 //! | `builtin` | the built-in kinds: email, images, summaries, webhooks; their simulator |
 //! | `testing` | a queue in memory for the tests of your own program |
 //!
-//! Inside the crate, in reading order: `job` (ids, statuses, records), `lifecycle` and
-//! `keys` (every next-state rule, pure), `retry` (backoff, pure), `enqueue` (what a
-//! caller can set, its checks, group commit), `client` (the entry point), `wake`
-//! (notifying workers), `recovery` (jobs of dead workers), `store` (the storage contract
-//! and its two engines), `json_schema` (payload schemas), `job_log` and `job_metrics` (log
-//! lines and metrics of attempts), `trace` (trace context), `nearest` (mistyped
-//! words), `network` (addresses in settings), `error`. `ARCHITECTURE.md` explains how they work
-//! together.
+//! Inside the crate, the layers from below: `rules` (every rule, pure) with `job` (ids, statuses, records) and `error`,
+//! `store` (the storage contract, its procedures and its two engines), `client` (the entry point), and on top the
+//! modules above. Each layer uses only those below it. `ARCHITECTURE.md` explains how they work together.
 //!
 //! # Features
 //!
@@ -69,20 +64,11 @@ pub mod builtin;
 #[cfg(any(feature = "api", feature = "worker"))]
 mod catch_panic;
 mod client;
-#[cfg(feature = "cron")]
-pub mod cron;
 #[cfg(feature = "dashboard")]
 mod dashboard;
-mod enqueue;
 mod error;
-mod failure;
-#[doc(hidden)]
-pub mod flow;
 #[doc(hidden)]
 mod job;
-mod job_log;
-#[cfg(any(feature = "api", feature = "worker"))]
-mod job_metrics;
 #[cfg(feature = "schema")]
 #[path = "json_schema/enabled.rs"]
 mod json_schema;
@@ -90,17 +76,13 @@ mod json_schema;
 #[path = "json_schema/disabled.rs"]
 mod json_schema;
 #[doc(hidden)]
-pub mod keys;
-#[doc(hidden)]
-pub mod lifecycle;
-#[doc(hidden)]
 pub mod nearest;
 #[cfg(any(feature = "api", feature = "builtin"))]
 mod network;
 #[cfg(any(feature = "builtin", feature = "sqlite"))]
 mod private_file;
-mod recovery;
-mod retry;
+#[doc(hidden)]
+pub mod rules;
 #[doc(hidden)]
 pub mod store;
 #[cfg(all(feature = "worker", any(feature = "postgres", feature = "sqlite")))]
@@ -111,49 +93,41 @@ mod trace;
 #[cfg(not(feature = "otel"))]
 #[path = "trace/none.rs"]
 mod trace;
-mod turns;
-#[cfg(any(feature = "api", feature = "worker"))]
-mod waits;
-mod wake;
 #[cfg(feature = "worker")]
 pub mod worker;
 
 #[doc(hidden)]
 pub use client::Report;
-pub use client::{
-    CallerTransaction, Cancelled, CancelledFlow, CheckPayload, Client, Enqueueing, Redriven, RetriedFlow,
-    UnknownKinds,
-};
+pub use client::graph::{Flow, Task, fan_out, task};
+pub use client::recovery::{Decision, InterruptedJob, RecoveryHook, SweepMode, SweepOptions, SweepReport};
 #[cfg(feature = "cron")]
-pub use cron::{CronLine, FiredReport, Missed, NewSchedule, Undeclared};
-pub use enqueue::{
-    DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, Edit, Enqueued, EnqueuedAs, MAX_DEPTH, MAX_KEY,
-    MAX_NAME, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob,
+pub use client::schedules::{self as cron, CronLine, FiredReport, Missed, NewSchedule, Undeclared};
+pub use client::{
+    Cancelled, CancelledFlow, CheckPayload, Client, Enqueueing, Redriven, RetriedFlow, UnknownKinds,
 };
 pub use error::{Error, Result};
-pub use failure::Fingerprint;
-pub use flow::Condition;
-pub use flow::graph::{Flow, Task, fan_out, task};
 pub use job::{AttemptEnd, AttemptRecord, FlowId, JobId, JobRecord, OperationId, Outcome, Status, WorkerId};
-#[doc(hidden)]
-pub use lifecycle::Ending;
-pub use lifecycle::{Interruption, When};
 #[cfg(any(feature = "api", feature = "builtin"))]
 pub use network::Network;
-pub use recovery::{
-    Decision, INFRASTRUCTURE_RESILIENT_FLAG, InterruptedJob, RecoveryHook, SweepMode, SweepOptions,
-    SweepReport,
+pub use rules::enqueue::{
+    ALL_QUEUES, DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, Edit, Enqueued, EnqueuedAs, MAX_DEPTH,
+    MAX_KEY, MAX_NAME, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob,
 };
-pub use retry::{MAX_DELAY, RetryPolicy};
+pub use rules::fingerprint::Fingerprint;
+pub use rules::flow::Condition;
+#[doc(hidden)]
+pub use rules::lifecycle::Ending;
+pub use rules::lifecycle::{Interruption, When};
+pub use rules::retry::{MAX_DELAY, RetryPolicy};
+pub use rules::turns::{MAX_WEIGHT, Rate};
 pub use store::{
-    ALL_QUEUES, Action, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord,
+    Action, CallerTransaction, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord,
     FailureFilter, FailureRecord, FlowFilter, FlowRecord, FlowStatus, FoundGroup, GroupChange, GroupRecord,
-    Interrupted, Interruptor, JobFilter, KindRecord, Lease, ListFilter, Measured, Migrated, NewKind,
-    NewOperation, NewToken, OperationFilter, OperationRecord, OperationState, Page, Payloads, Problem,
-    QueueRecord, Retention, SCHEMA_VERSION, Schedule, Scope, StepRecord, StepState, SweepScope, Tallied,
-    TaskRecord, TokenRecord, What, WorkerRecord,
+    INFRASTRUCTURE_RESILIENT_FLAG, Interrupted, Interruptor, JobFilter, KindRecord, Lease, ListFilter,
+    Measured, Migrated, NewKind, NewOperation, NewToken, OperationFilter, OperationRecord, OperationState,
+    Page, Payloads, Problem, QueueRecord, Retention, SCHEMA_VERSION, Schedule, Scope, StepRecord, StepState,
+    SweepScope, Tallied, TaskRecord, TokenRecord, What, WorkerRecord,
 };
-pub use turns::{MAX_WEIGHT, Rate};
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};
 

@@ -47,10 +47,10 @@ use std::time::Duration;
 use chrono::{DateTime, TimeZone, Utc};
 
 use crate::client::Client;
-use crate::enqueue::NewJob;
-use crate::flow::graph::Flow;
+use crate::client::graph::Flow;
 use crate::job::{FlowId, JobId, JobRecord, Status};
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::enqueue::NewJob;
+use crate::rules::lifecycle::FAR_FUTURE;
 use crate::store::{FlowRecord, ListFilter, StepRecord, StepState};
 use crate::worker::{Builder, Job, Summary};
 

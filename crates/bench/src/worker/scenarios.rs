@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use longshore::Client;
-use longshore::NewJob;
 use longshore::worker::{Builder, Context, RunningWorker, Worker};
+use longshore::{Client, NewJob};
 use serde::Deserialize;
 
 use crate::library::{self, KIND};

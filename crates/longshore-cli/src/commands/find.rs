@@ -1,7 +1,7 @@
 //! Finds words that were probably meant instead of mistyped ones.
 
 use longshore::nearest::{nearest, suggestion};
-use longshore::{ALL_QUEUES, DEFAULT_QUEUE};
+use longshore::{ALL_QUEUES, DEFAULT_QUEUE, builtin};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -10,7 +10,6 @@ use super::stats::all_counts;
 use crate::endpoint::Endpoint;
 use crate::failure::Failure;
 use crate::output::Out;
-use longshore::builtin;
 
 /// Something with a name.
 #[derive(Deserialize)]

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use metrics::{counter, histogram};
 
 use crate::client::Client;
+use crate::client::job_metrics::{COMPLETED, DURATION, STARTED, outcome_label, register_kind};
 use crate::client::settle::{Kept, held_for};
-use crate::job_metrics::{COMPLETED, DURATION, STARTED, outcome_label, register_kind};
 use crate::store::{Claimed, KindFilter, Schemas};
 
 /// Counts the stored end of an attempt of a worker that calls the API.

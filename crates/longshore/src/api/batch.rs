@@ -14,7 +14,7 @@ use super::extract::{MAX_BATCH_BODY, Subject, expect_content_type, parse, parse_
 use super::jobs::check_access;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use crate::client::batch_span;
-use crate::enqueue::{EnqueuedAs, ValidJob};
+use crate::rules::enqueue::{EnqueuedAs, ValidJob};
 
 /// The maximum number of jobs in one request.
 const MAX_JOBS: usize = 10_000;

@@ -16,7 +16,7 @@ use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{ActionSchema, StatusSchema};
 use crate::client::{Target, also_in};
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
-use crate::lifecycle::{self, Event, Finished, LeaseFlags, Running, Waiting};
+use crate::rules::lifecycle::{self, Event, Finished, LeaseFlags, Running, Waiting};
 use crate::store::{Action, KeyWait, ListFilter, Payloads};
 
 /// The maximum number of jobs that one request processes.

@@ -16,8 +16,8 @@ use super::kinds::defaults_of;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::returned::may_read;
 use super::schemas::EnqueuedAsSchema;
-use crate::cron::{NewSchedule, Template};
-use crate::enqueue::EnqueuedAs;
+use crate::client::schedules::{NewSchedule, Template};
+use crate::rules::enqueue::EnqueuedAs;
 use crate::store::Schedule;
 
 /// A schedule, which enqueues one job at each tick.

@@ -1,7 +1,7 @@
 //! Enqueues one job: the request body, its checks and the response.
 //!
 //! The client checks kinds and payloads; the rules for the other fields are in
-//! [`crate::enqueue`].
+//! [`crate::rules::enqueue`].
 
 use std::time::Duration;
 
@@ -24,11 +24,11 @@ use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::returned::ReturnedJob;
 use super::schemas::{JobSchema, RetrySchema};
 use crate::client::kinds::Kind;
-use crate::cron::Template;
-use crate::enqueue::{Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob};
+use crate::client::schedules::Template;
 use crate::job::{JobId, JobRecord};
-use crate::lifecycle::When;
-use crate::retry::RetryPolicy;
+use crate::rules::enqueue::{Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob};
+use crate::rules::lifecycle::When;
+use crate::rules::retry::RetryPolicy;
 
 /// Whether the request created its job: `created`, `existing` or `replaced`. A header,
 /// because the body is the job and nothing else.

@@ -20,7 +20,7 @@ use super::schemas::StatusSchema;
 use crate::client::Client;
 use crate::error::Result;
 use crate::job::{FlowId, JobId, JobRecord, Outcome, Status};
-use crate::lifecycle::{self, Event, FAR_FUTURE, Interruption, Recovery, Transition};
+use crate::rules::lifecycle::{self, Event, FAR_FUTURE, Interruption, Recovery, Transition};
 use crate::store::{
     Ahead, GroupRecord, HistoryFilter, QueueRecord, StepState, SweepScope, Tallied, WorkerRecord,
 };

@@ -15,10 +15,10 @@ use serde_json::value::RawValue;
 
 use super::bodies::BodyReceiver;
 use super::problem::{ApiResult, Problem, Slug};
-use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
 use crate::error::Error;
 use crate::job::{FlowId, JobId, OperationId};
-use crate::retry::MAX_DELAY;
+use crate::rules::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
+use crate::rules::retry::MAX_DELAY;
 
 /// The largest body of one job: the largest payload plus all other fields.
 pub(super) const MAX_BODY: usize = MAX_PAYLOAD + 256 * 1024;

@@ -13,7 +13,7 @@ use super::extract::{NamePath, Query, clamped, refuse_nul};
 use super::jobs::{linked, page_size};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::schemas::{AnyInteger, FailureSchema};
-use crate::failure::Fingerprint;
+use crate::rules::fingerprint::Fingerprint;
 use crate::store::{FailureFilter, FailureRecord};
 
 /// Which groups to list.

@@ -27,8 +27,8 @@ use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::returned::ReturnedFlow;
 use super::schemas::{AnyInteger, FlowSchema, TaskSchema};
 use crate::client::{Client, batch_span, members};
-use crate::enqueue::{EnqueuedAs, ValidJob};
 use crate::job::{FlowId, JobId};
+use crate::rules::enqueue::{EnqueuedAs, ValidJob};
 use crate::store::{FlowFilter, FlowRecord, NewFlow, NewMember, PutFlow};
 
 use body::{AddJobsBody, NewFlowBody};

@@ -14,9 +14,9 @@ use super::operate::queue;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::schemas::{AnyInteger, FoundGroupSchema, GroupSchema, QueueSchema, RateSchema};
 use super::url_parameters::encoded;
-use crate::enqueue::check_name;
+use crate::rules::enqueue::check_name;
+use crate::rules::turns::Rate;
 use crate::store::{FoundGroup, GroupChange, GroupRecord, QueueRecord};
-use crate::turns::Rate;
 
 /// The maximum number of groups per page.
 const MAX_PAGE: u32 = 1000;

@@ -21,9 +21,9 @@ use super::returned::ReturnedJob;
 use super::schemas::{JobSchema, StatusSchema};
 use super::waiting_calls::retry_after;
 use crate::client::Cancelled;
-use crate::enqueue::Edit;
 use crate::error::Error;
 use crate::job::{JobId, JobRecord};
+use crate::rules::enqueue::Edit;
 use crate::store::{ListFilter, Page, Payloads, Scope};
 
 /// How to return a job.

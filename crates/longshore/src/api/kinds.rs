@@ -18,7 +18,7 @@ use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::schemas::{AnyInteger, RetrySchema};
 use crate::client::kinds::Kind;
 use crate::json_schema::JsonSchema;
-use crate::retry::RetryPolicy;
+use crate::rules::retry::RetryPolicy;
 use crate::store::{KindFilter, KindRecord, NewKind, Schemas};
 
 /// The maximum number of kinds per page, and of kinds with their schemas.

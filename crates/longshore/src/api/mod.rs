@@ -20,9 +20,8 @@ use std::time::Duration;
 use axum::Router;
 use utoipa_axum::routes;
 
-use crate::client::{Client, UnknownKinds};
-use crate::job_metrics;
-use crate::recovery::SweepOptions;
+use crate::client::recovery::SweepOptions;
+use crate::client::{Client, UnknownKinds, job_metrics};
 use crate::store::Scope;
 
 mod admission;

@@ -17,10 +17,10 @@ use super::problem::{ApiResult, Problem, ProblemBody};
 use super::returned::ReturnedJob;
 use super::schemas::{JobSchema, QueueSchema, WorkerSchema};
 use crate::client::Redriven;
-use crate::enqueue::check_labels;
+use crate::client::recovery::{SweepMode, SweepReport};
 use crate::job::{JobId, Status};
-use crate::lifecycle::Interruption;
-use crate::recovery::{SweepMode, SweepReport};
+use crate::rules::enqueue::check_labels;
+use crate::rules::lifecycle::Interruption;
 use crate::store::{DeadFilter, ListFilter, QueueRecord, SweepScope, WorkerRecord};
 
 // ---- queues ----------------------------------------------------------------

@@ -11,8 +11,8 @@ use super::Server;
 use super::auth::Caller;
 use super::problem::ApiResult;
 use super::schemas::{EnqueuedAsSchema, FlowSchema, FlowStatusSchema, JobSchema, StatusSchema};
-use crate::enqueue::EnqueuedAs;
 use crate::job::{FlowId, JobId, JobRecord, Status};
+use crate::rules::enqueue::EnqueuedAs;
 use crate::store::{FlowRecord, FlowStatus, Scope};
 
 /// A job, as far as the caller may see it.

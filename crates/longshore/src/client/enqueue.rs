@@ -9,11 +9,12 @@ use chrono::{DateTime, Utc};
 use tracing::Instrument;
 
 use super::Client;
-use crate::enqueue::{Enqueued, NewJob, StoredRequest, UniqueMode, ValidJob};
+use super::lanes::StoredRequest;
 use crate::error::Result;
 use crate::job::{JobId, JobRecord};
-use crate::retry::RetryPolicy;
-use crate::store::{KeyWait, NewFlow, PutFlow, Store};
+use crate::rules::enqueue::{Enqueued, NewJob, UniqueMode, ValidJob};
+use crate::rules::retry::RetryPolicy;
+use crate::store::{CallerTransaction, KeyWait};
 
 impl Client {
     /// Enqueues one job. When the returned value is awaited, the job is stored durably.
@@ -104,18 +105,12 @@ impl Client {
     }
 }
 
-/// The caller's own transaction: `&mut sqlx::Transaction` or `&mut sqlx::PgConnection` for
-/// Postgres, `&rusqlite::Transaction` or `&rusqlite::Connection` for SQLite. Only the
-/// engines implement this trait.
-#[expect(async_fn_in_trait, reason = "only the engines implement it")]
-pub trait CallerTransaction {
-    /// Stores the jobs on the caller's connection.
-    #[doc(hidden)]
-    async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
-
-    /// Stores the flow on the caller's connection.
-    #[doc(hidden)]
-    async fn put_flow(self, store: &dyn Store, flow: &NewFlow) -> Result<PutFlow>;
+impl Enqueued {
+    /// Reads the whole job. To get it from the enqueue itself, which costs no further query
+    /// for a new job, use [`returning_job`](crate::Enqueueing::returning_job).
+    pub async fn job(&self, client: &Client) -> Result<JobRecord> {
+        client.get(self.id).await
+    }
 }
 
 /// One job to enqueue. Await it to store the job.

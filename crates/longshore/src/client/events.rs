@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::Client;
-use crate::enqueue::{check_event, check_json};
 use crate::error::{Error, Result};
 use crate::job::JobId;
-use crate::lifecycle::When;
+use crate::rules::enqueue::{check_event, check_json};
+use crate::rules::lifecycle::When;
 use crate::store::{Emitted, EventRecord, Fenced, Journaled, MAX_EVENT, NewStep, StepRecord};
 
 /// The maximum number of jobs per step of delivery, and of events per step of removal.
@@ -34,7 +34,7 @@ impl Client {
         let emitted = self.store.emit(name, &payload).await?;
         #[cfg(any(feature = "api", feature = "worker"))]
         if emitted == Emitted::First {
-            crate::job_metrics::count_emitted_event();
+            crate::client::job_metrics::count_emitted_event();
         }
         // The event is stored. If this fails, the workers deliver it within a second.
         if let Err(error) = self.deliver_events().await {
@@ -78,7 +78,7 @@ impl Client {
             let delivered = self.store.deliver(after.as_ref(), STEP).await?;
             woken += delivered.queues.len();
             #[cfg(any(feature = "api", feature = "worker"))]
-            crate::job_metrics::count_delivered_events(delivered.queues.len());
+            crate::client::job_metrics::count_delivered_events(delivered.queues.len());
             self.notifier.notify(delivered.queues.iter().map(|queue| (queue.as_str(), When::NOW)));
             if !delivered.more {
                 return Ok(woken);

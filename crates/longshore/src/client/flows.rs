@@ -10,17 +10,16 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use super::Client;
-use super::enqueue::{CallerTransaction, batch_span};
-use crate::enqueue::ValidJob;
-use crate::enqueue::{NewJob, check_name};
+use super::enqueue::batch_span;
+use crate::client::graph::{Flow, member_job};
 use crate::error::{Error, Result};
-use crate::flow::graph::{Flow, member_job};
-use crate::flow::{MAX_MEMBERS, MAX_TASKS};
 use crate::job::{FlowId, JobId};
-use crate::lifecycle::When;
+use crate::rules::enqueue::{NewJob, ValidJob, check_name};
+use crate::rules::flow::{MAX_MEMBERS, MAX_TASKS};
+use crate::rules::lifecycle::When;
 use crate::store::{
-    Added, FlowFilter, FlowRecord, NewChildren, NewFlow, NewMember, ParentRecord, Pending, PutFlow,
-    Retention, Spawned, TaskRecord,
+    Added, CallerTransaction, FlowFilter, FlowRecord, NewChildren, NewFlow, NewMember, ParentRecord, Pending,
+    PutFlow, Retention, Spawned, TaskRecord,
 };
 
 /// How many changes one step follows.
@@ -376,7 +375,7 @@ impl Client {
             let step = self.store.advance(after, CHANGES).await?;
             self.notifier.notify(step.queues.iter().map(|queue| (queue.as_str(), When::NOW)));
             #[cfg(any(feature = "api", feature = "worker"))]
-            crate::job_metrics::count_ended_flows(&step.ended);
+            crate::client::job_metrics::count_ended_flows(&step.ended);
             if step.emitted {
                 self.deliver_events().await?;
             }

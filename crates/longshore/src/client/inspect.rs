@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use super::Client;
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, WorkerId};
-use crate::lifecycle::State;
+use crate::rules::lifecycle::State;
 use crate::store::{
     Ahead, Count, FailureFilter, FailureRecord, Glance, HistoryFilter, ListFilter, Page, QueueRecord,
     SweepScope, Tallied, WorkerRecord,

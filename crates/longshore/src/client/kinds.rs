@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use serde_json::value::RawValue;
 
 use super::Client;
-use crate::enqueue::{DEFAULT_QUEUE, ValidJob};
 use crate::error::{Error, Result};
 use crate::json_schema::{JsonSchemas, Refusal};
 use crate::nearest::nearest;
+use crate::rules::enqueue::{DEFAULT_QUEUE, ValidJob};
 use crate::store::{KindFilter, KindQueues, KindRecord, NewKind, Store};
 
 /// How long the registered kinds are cached. A change made by another process takes

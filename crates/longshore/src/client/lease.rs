@@ -14,7 +14,7 @@ use super::Client;
 use super::settle::{Kept, Report};
 use crate::error::Result;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::State;
+use crate::rules::lifecycle::State;
 use crate::store::{
     Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, EventNotices, Fenced, Lease, LiveLease,
     NewWorker, Registration, SavedWork, Wakeups,

@@ -4,48 +4,64 @@
 //!
 //! | File | Owns |
 //! |---|---|
-//! | `enqueue` | storing new jobs |
+//! | `enqueue`, `lanes`, `held_keys` | storing new jobs; group commit; keys that another transaction holds |
 //! | `lease` | what workers do with leases: claim, heartbeat, progress, release |
 //! | `settle` | how attempts end |
 //! | `operate` | operators' commands on jobs and queues |
 //! | `operations` | changes of many jobs, step by step |
-//! | `events`, `flows` | events that jobs wait for; graphs of jobs |
+//! | `events`, `waits` | events that jobs wait for |
+//! | `graph`, `flows`, `children` | the builder of flows; graphs of jobs; what a job spawns and joins |
+//! | `schedules` | schedules, and one job per tick |
+//! | `recovery` | jobs of dead workers |
+//! | `wake` | notifying workers |
+//! | `job_log`, `job_metrics` | log lines and metrics of attempts |
 //! | `history` | what is measured for charts |
 //! | `inspect` | reading jobs, numbers, workers and queues |
 //! | `check` | the consistency check, durability |
 //! | `upkeep` | turns of retention and of folding tallies |
 //! | `kinds`, `tokens` | registered kinds and the check of new jobs; API tokens |
-//!
-//! Recovery and cron schedules add their methods in `recovery` and `cron`; the log lines about
-//! jobs are in `job_log`.
 
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 
-use crate::enqueue::lanes::Lanes;
+use crate::client::job_log::JobLog;
+use crate::client::lanes::Lanes;
+use crate::client::wake::Notifier;
 use crate::error::Result;
-use crate::job_log::JobLog;
 use crate::store::{Migrated, Store};
-use crate::wake::Notifier;
 
 mod check;
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) mod children;
 mod enqueue;
 mod events;
 mod flows;
+pub(crate) mod graph;
+mod held_keys;
 mod history;
 mod inspect;
+pub(crate) mod job_log;
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) mod job_metrics;
 pub(crate) mod kinds;
+mod lanes;
 mod lease;
 mod operate;
 mod operations;
+pub(crate) mod recovery;
+#[cfg(feature = "cron")]
+pub mod schedules;
 pub(crate) mod settle;
 mod tokens;
 mod upkeep;
+#[cfg(any(feature = "api", feature = "worker"))]
+pub(crate) mod waits;
+pub(crate) mod wake;
 
+pub use enqueue::Enqueueing;
 #[cfg(feature = "api")]
 pub(crate) use enqueue::batch_span;
-pub use enqueue::{CallerTransaction, Enqueueing};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use flows::JoinState;
 #[cfg(any(feature = "api", feature = "worker"))]

@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use super::Client;
 use super::operations::Seen;
-use crate::enqueue::{Edit, ValidEdit, check_name, check_queue};
 use crate::error::{Error, Result};
 use crate::job::JobId;
-use crate::lifecycle::{self, Cancel, Retry, State, When};
+use crate::rules::enqueue::{Edit, ValidEdit, check_name, check_queue};
+use crate::rules::lifecycle::{self, Cancel, Retry, State, When};
+use crate::rules::turns::{MAX_WEIGHT, Rate};
 use crate::store::{
     DeadFilter, FoundGroup, GroupChange, GroupRecord, KeyWait, Operated, Operation, PlaceInLine, QueueChange,
 };
-use crate::turns::{MAX_WEIGHT, Rate};
 
 /// How often a command starts over before it gives up.
 const MAX_ROUNDS: usize = 5;

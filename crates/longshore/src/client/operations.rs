@@ -20,7 +20,7 @@ use super::Client;
 use super::operate::Command;
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, OperationId, Status};
-use crate::lifecycle::When;
+use crate::rules::lifecycle::When;
 use crate::store::{
     Action, Executor, Glance, JobFilter, KeyWait, NewOperation, OperationFilter, OperationRecord,
     OperationState, OperationStep, Selection, TakenOperation,

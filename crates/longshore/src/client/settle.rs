@@ -7,11 +7,11 @@ use std::time::Duration;
 use chrono::Utc;
 
 use super::Client;
-use crate::enqueue::ValidJob;
+use crate::client::job_log;
 use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome};
-use crate::job_log;
-use crate::lifecycle::{self, Ending, LeaseFlags, Leave, Running, When};
+use crate::rules::enqueue::ValidJob;
+use crate::rules::lifecycle::{self, Ending, LeaseFlags, Leave, Running, When};
 use crate::store::{Claimed, EndedBy, Fenced, Lease, Settled, Settlement, failure_of, storable_result};
 
 /// How an attempt ended, as its holder reports it.

@@ -13,7 +13,7 @@ use super::widgets::{
 };
 use super::{Frame, View, format};
 use crate::api::problem::ApiResult;
-use crate::cron::{CronLine, Template};
+use crate::client::schedules::{CronLine, Template};
 use crate::store::Schedule;
 
 /// How many ticks after the next one are shown.

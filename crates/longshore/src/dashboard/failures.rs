@@ -12,8 +12,8 @@ use super::url::Params;
 use super::widgets::{Action, Look, code_block, empty, heading, job_link, kind_link, segments, time};
 use super::{Frame, View, format};
 use crate::api::problem::{ApiResult, Problem, Slug};
-use crate::failure::Fingerprint;
 use crate::job::{JobRecord, Status};
+use crate::rules::fingerprint::Fingerprint;
 use crate::store::{FailureFilter, FailureRecord, ListFilter, Payloads};
 
 /// The number of groups on a page.

@@ -6,17 +6,16 @@ use axum::extract::Path;
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::flow_graph;
 use super::layout::Section;
 use super::widgets::{
     self, Action, Look, copy_button, empty, figure, heading, job_link, kind_link, optional_time, queue_link,
     segments, snippet, time,
 };
-use super::{Frame, View, format, why};
+use super::{Frame, View, flow_graph, format, why};
 use crate::api::explain::Explanation;
 use crate::api::problem::{ApiResult, Problem};
-use crate::flow::Condition;
 use crate::job::{FlowId, JobId, JobRecord, Status};
+use crate::rules::flow::Condition;
 use crate::store::{FlowFilter, FlowRecord, FlowStatus, LinkRecord, TaskRecord};
 
 /// The number of flows on a page.

@@ -17,9 +17,9 @@ use super::widgets::{
 use super::{Frame, View, format, json, timeline, why};
 use crate::api::explain::{Explanation, Reason};
 use crate::api::problem::{ApiResult, Problem};
-use crate::failure::Fingerprint;
 use crate::job::{FlowId, JobId, JobRecord, Status};
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::fingerprint::Fingerprint;
+use crate::rules::lifecycle::FAR_FUTURE;
 use crate::store::{FlowRecord, StepRecord, StepState, WorkerRecord};
 
 /// What the page shows.

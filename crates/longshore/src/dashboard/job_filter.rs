@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 
 use super::url::Params;
 use super::{Frame, Rights};
-use crate::failure::Fingerprint;
 use crate::job::{JobId, Status};
+use crate::rules::fingerprint::Fingerprint;
 use crate::store::{ListFilter, Payloads};
 
 /// The number of jobs on a page.

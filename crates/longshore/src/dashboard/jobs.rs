@@ -10,7 +10,7 @@ use super::widgets::{self, dash, empty, group_url, heading, job_link, queue_link
 use super::{Frame, View, format};
 use crate::api::problem::ApiResult;
 use crate::job::{JobRecord, Status};
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::lifecycle::FAR_FUTURE;
 use crate::store::{Count, FailureFilter, Page};
 
 /// The maximum number of kinds and queues that the filters suggest.
@@ -583,7 +583,7 @@ pub(super) mod tests {
 
     #[test]
     fn chips_are_words() {
-        let fingerprint = crate::failure::Fingerprint::of("a", "b").to_string();
+        let fingerprint = crate::rules::fingerprint::Fingerprint::of("a", "b").to_string();
         let pairs = [
             ("failure", fingerprint.as_str()),
             ("newer_than", "2031-05-06T07:08:09.000Z"),

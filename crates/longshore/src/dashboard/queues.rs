@@ -162,7 +162,7 @@ fn table_row(frame: &Frame, row: &QueueRow) -> Markup {
     }
 }
 
-fn limits(limit: Option<u32>, per: Option<crate::turns::Rate>) -> Markup {
+fn limits(limit: Option<u32>, per: Option<crate::rules::turns::Rate>) -> Markup {
     html! {
         @match (limit, per) {
             (None, None) => (dash()),
@@ -300,7 +300,7 @@ fn settings(frame: &Frame, queue: &QueueRecord) -> Markup {
 /// Sets the starts per second. Other periods and bursts are set with the API, and must not be replaced by accident.
 fn rate_form(url: String, queue: &QueueRecord) -> Markup {
     let current = queue.rate;
-    if let Some(other) = current.filter(|rate| *rate != crate::turns::Rate::per_second(rate.starts)) {
+    if let Some(other) = current.filter(|rate| *rate != crate::rules::turns::Rate::per_second(rate.starts)) {
         return html! {
             p .faint { "The rate is " (rate(other)) ". Change a rate with another period or burst with "
                 code { "longshore queues rate" } " or the API." }
@@ -375,7 +375,8 @@ mod tests {
 
     fn row() -> QueueRow {
         let mut queue = QueueRecord::empty(HOSTILE);
-        (queue.waiting, queue.limit, queue.rate) = (12_345, Some(5), Some(crate::turns::Rate::per_second(9)));
+        (queue.waiting, queue.limit, queue.rate) =
+            (12_345, Some(5), Some(crate::rules::turns::Rate::per_second(9)));
         QueueRow {
             queue,
             retrying: 2,
@@ -471,8 +472,8 @@ mod tests {
             row.queue.rate = Some(rate);
             render_one(&frame, &OneQueue { row, groups: Vec::new(), named: None }).0
         };
-        assert!(page(crate::turns::Rate::per_second(9)).contains("/rate\""));
-        let other = page(crate::turns::Rate::per(100, Duration::from_secs(3600)));
+        assert!(page(crate::rules::turns::Rate::per_second(9)).contains("/rate\""));
+        let other = page(crate::rules::turns::Rate::per(100, Duration::from_secs(3600)));
         assert!(!other.contains("/rate\"") && other.contains("100 per hour"), "{other}");
     }
 

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::widgets::{self, since, time};
 use super::{Frame, format};
 use crate::job::{AttemptEnd, AttemptRecord, JobRecord, Status, WorkerId};
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::lifecycle::FAR_FUTURE;
 use crate::store::WorkerRecord;
 
 pub(super) fn render(frame: &Frame, job: &JobRecord, workers: &[WorkerRecord]) -> Markup {

@@ -11,7 +11,7 @@ use super::{Frame, format, icons, json};
 /// The number of characters of a JSON text that is too long to be indented.
 const MAX_RAW: usize = 20_000;
 use crate::job::{JobId, Status};
-use crate::turns::Rate;
+use crate::rules::turns::Rate;
 
 /// The word for a status. The others are as in the API.
 pub(super) fn status_word(status: Status) -> &'static str {

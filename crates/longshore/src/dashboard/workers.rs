@@ -11,7 +11,8 @@ use super::widgets::{self, Action, MAX_ROWS, dash, empty, heading, job_link, sin
 use super::{Frame, View, format};
 use crate::api::problem::ApiResult;
 use crate::job::{JobRecord, Status, WorkerId};
-use crate::store::{ALL_QUEUES, ListFilter, Payloads, WorkerRecord};
+use crate::rules::enqueue::ALL_QUEUES;
+use crate::store::{ListFilter, Payloads, WorkerRecord};
 
 /// How many running jobs of a worker are listed.
 const SHOWN_JOBS: usize = 8;

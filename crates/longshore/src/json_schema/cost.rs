@@ -15,7 +15,7 @@ use read::read;
 mod read;
 
 /// The maximum size of a schema, in bytes of JSON.
-const MAX_BYTES: usize = crate::store::MAX_SCHEMA;
+const MAX_BYTES: usize = crate::rules::enqueue::MAX_SCHEMA;
 /// The maximum number of subschemas that apply to one value of a payload, counted once per way to reach them.
 const MAX_FAN_OUT: u64 = 4_096;
 /// The maximum number of subschemas on the way to one that applies to the same value.

@@ -215,7 +215,7 @@ fn the_size_of_patterns_is_limited() {
     refused(&json!({ "prefixItems": classes(120) }), "120 different regular expressions");
     let repeated = [patterns(400), patterns(400)].concat();
     let schema = compiled(&json!({ "prefixItems": repeated })).expect("400 patterns");
-    assert!(schema.kept(crate::store::MAX_SCHEMA) <= MAX_COMPILED, "it can be kept");
+    assert!(schema.kept(crate::rules::enqueue::MAX_SCHEMA) <= MAX_COMPILED, "it can be kept");
 }
 
 #[tokio::test]

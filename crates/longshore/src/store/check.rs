@@ -12,7 +12,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::enqueue::Options;
+use crate::rules::enqueue::Options;
 
 /// The result of [`Store::check`](super::Store::check).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

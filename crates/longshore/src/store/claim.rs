@@ -10,10 +10,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::Lease;
-use crate::enqueue::{DEFAULT_QUEUE, Options};
 use crate::job::{FlowId, JobId, WorkerId};
-use crate::lifecycle::{Ending, LeaseFlags, Running};
-use crate::retry::RetryPolicy;
+use crate::rules::enqueue::{DEFAULT_QUEUE, Options};
+use crate::rules::lifecycle::{Ending, LeaseFlags, Running};
+use crate::rules::retry::RetryPolicy;
 
 /// A worker's request for jobs.
 #[derive(Clone, Debug)]

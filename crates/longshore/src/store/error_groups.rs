@@ -1,5 +1,5 @@
 //! Error groups: failures with the same fingerprint. What belongs to one group is decided in
-//! [`failure`](crate::failure).
+//! [`failure`](crate::rules::fingerprint).
 //!
 //! A settle adds a row to `error_notes`, without a lock: while a dependency is down, all settles would wait for the row
 //! of the same group. Upkeep folds the notes into `error_groups`. Readers add both.
@@ -14,8 +14,8 @@ use serde::Serialize;
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args};
 use super::upkeep::lock_pass;
 use crate::error::Result;
-use crate::failure::Fingerprint;
 use crate::job::JobId;
+use crate::rules::fingerprint::Fingerprint;
 
 /// Which groups of failures to list.
 #[derive(Clone, Debug)]

@@ -8,22 +8,14 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::Lease;
-use crate::enqueue::ValidJob;
 use crate::error::Error;
 #[cfg(feature = "api")]
 use crate::error::Result;
-use crate::flow::Condition;
 use crate::job::{FlowId, JobId, Outcome, Status, WorkerId};
+use crate::rules::enqueue::ValidJob;
+use crate::rules::flow::Condition;
 #[cfg(feature = "api")]
-use crate::keys::in_namespace;
-
-/// The prefix of the events that end a join. Callers cannot emit events with it.
-pub(crate) const FLOW_EVENT: &str = "flow-ended:";
-
-/// The name of the event that says that the children of a job have ended.
-pub(crate) fn flow_event(flow: FlowId) -> String {
-    format!("{FLOW_EVENT}{flow}")
-}
+use crate::rules::keys::in_namespace;
 
 /// A flow to store. [`Flow::validate`](crate::Flow::validate) creates it.
 #[derive(Clone, Debug)]

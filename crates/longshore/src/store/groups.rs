@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::db::{Engine, How, Rows, Sql, Statement, args};
 use super::queues::storable_limit;
 use crate::error::Result;
-use crate::turns::Rate;
+use crate::rules::turns::Rate;
 
 /// A change to a group's settings. Fields that are `None` stay as they are.
 #[derive(Clone, Debug, Default)]

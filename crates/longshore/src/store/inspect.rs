@@ -10,9 +10,9 @@ use uuid::Uuid;
 
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args, column, one};
 use crate::error::{Error, Result};
-use crate::failure::Fingerprint;
 use crate::job::{JobId, JobRecord, Status};
-use crate::keys::stored_forms;
+use crate::rules::fingerprint::Fingerprint;
+use crate::rules::keys::stored_forms;
 
 pub(super) mod record;
 

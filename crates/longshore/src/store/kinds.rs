@@ -11,11 +11,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args, one};
-use crate::enqueue::{check_json, check_name};
 use crate::error::{Error, Result};
-
-/// The maximum size of a kind's schema and of its defaults, in bytes of JSON.
-pub const MAX_SCHEMA: usize = 64 * 1024;
+use crate::rules::enqueue::{MAX_SCHEMA, check_json, check_name};
 
 /// The limits of the kinds that apply to single queues, counted once per queue: every process that enqueues keeps them in memory.
 const QUEUE_KINDS: KindLimits = KindLimits {

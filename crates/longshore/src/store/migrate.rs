@@ -4,7 +4,7 @@
 //! database also stores the revision of the scripts, and a build refuses tables of another one.
 
 use crate::error::{Error, Result};
-use crate::failure::Fnv;
+use crate::rules::fingerprint::Fnv;
 
 /// The schema version that this build supports, the same on both engines.
 pub const SCHEMA_VERSION: i64 = 1;

@@ -3,7 +3,7 @@
 //! suite that runs against both.
 //!
 //! An engine stores transitions; it does not choose them.
-//! [`lifecycle`](crate::lifecycle) decides what happens to a job. Every transition
+//! [`lifecycle`](crate::rules::lifecycle) decides what happens to a job. Every transition
 //! names the state it was decided from, and the engine refuses it if the job is no
 //! longer in that state.
 //!
@@ -22,11 +22,10 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::BoxFuture;
-use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId, WorkerId};
-use crate::lifecycle::State;
-use crate::retry::MAX_DELAY;
+use crate::rules::enqueue::ValidJob;
+use crate::rules::lifecycle::State;
 
 mod check;
 mod claim;
@@ -57,10 +56,11 @@ pub mod sqlite;
 mod stats;
 mod steps;
 mod tokens;
+mod transaction;
 mod upkeep;
 mod workers;
 
-pub use crate::enqueue::EnqueuedBatch;
+pub use crate::rules::enqueue::EnqueuedBatch;
 pub use check::{CheckReport, Durability, Problem};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
@@ -68,11 +68,11 @@ pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};
 #[cfg(feature = "sqlite")]
 pub(crate) use events::RETENTION_DAYS;
 pub use events::{Delivered, Emitted, EventPlace, EventRecord, MAX_EVENT};
+pub(crate) use flows::warn_of_refused_flow;
 pub use flows::{
     Added, Advanced, CancelledMembers, FlowFilter, FlowRecord, FlowStatus, LinkRecord, NewChildren, NewFlow,
     NewLink, NewMember, ParentRecord, Pending, PutFlow, RetriedMembers, Spawned, TaskRecord,
 };
-pub(crate) use flows::{FLOW_EVENT, flow_event, warn_of_refused_flow};
 pub(crate) use groups::next_start;
 pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSettings, PlaceInLine};
 pub(crate) use history::bucket_of;
@@ -80,7 +80,7 @@ pub use history::{Detail, History, HistoryFilter, Measured, NewMeasure, What};
 pub use inspect::{Glance, ListFilter, Lists, Page, Payloads};
 #[cfg(feature = "api")]
 pub(crate) use kinds::TOO_MANY_KINDS;
-pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, MAX_SCHEMA, NewKind, Schemas};
+pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, NewKind, Schemas};
 pub use lease::{Fenced, Lease};
 pub(crate) use migrate::{Applied, Scripts, older_workers_live};
 pub use migrate::{Migrated, Migration, SCHEMA_VERSION};
@@ -91,7 +91,7 @@ pub use operations::{
     OperationStep, Operations, Selection, TakenOperation,
 };
 pub use queues::{QueueChange, QueueRecord, QueueSettings};
-pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
+pub use recover::{INFRASTRUCTURE_RESILIENT_FLAG, Interrupted, Interruptor, Recovered, SweepScope};
 pub use retain::{Retained, Retention};
 pub use schedules::{Schedule, Schedules, Ticked, Ticking};
 pub use settle::{EndedBy, MAX_HISTORY, Settled, Settlement};
@@ -99,9 +99,10 @@ pub use stats::{Ahead, Count, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
 pub(crate) use steps::journals_that_fit;
-pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, PendingWait, SavedWork, StepRecord, StepState};
+pub use steps::{Journaled, MAX_STEP_VALUE, NewStep, SavedWork, StepRecord, StepState};
 pub use tokens::{MAX_SESSIONS, NewSession, NewToken, Scope, TokenRecord, Tokens};
-pub use workers::{ALL_QUEUES, Beat, LiveLease, NewWorker, Registration, WorkerRecord, Workers};
+pub use transaction::CallerTransaction;
+pub use workers::{Beat, LiveLease, NewWorker, Registration, WorkerRecord, Workers};
 
 pub(crate) use claim::shared;
 pub(crate) use notices::NoticeSender;
@@ -414,7 +415,7 @@ pub trait Store:
     async fn pending(&self) -> Result<Pending>;
 
     /// Follows up to `limit` changes of flows: members that ended or were reopened. Releases or ends
-    /// their children as [`flow::follow`](crate::flow::follow) decides, and ends flows without an open member.
+    /// their children as [`flow::follow`](crate::rules::flow::follow) decides, and ends flows without an open member.
     /// Flows that others have locked are left to them, and flows with a job that another transaction has locked to a later call.
     /// `after` is where the last step left off, so that this one does not look at them again.
     async fn advance(&self, after: Option<FlowId>, limit: u32) -> Result<Advanced>;
@@ -439,7 +440,7 @@ pub trait Store:
     async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>>;
 
     /// Reopens those of up to `limit` members of a flow after `after` that ended without success before
-    /// `before`, as [`flow::reopen`](crate::flow::reopen) decides.
+    /// `before`, as [`flow::reopen`](crate::rules::flow::reopen) decides.
     async fn retry_members(
         &self,
         flow: FlowId,
@@ -543,10 +544,4 @@ pub enum KeyWait {
     Long,
     /// As `Long`, but at most this long.
     UpTo(Duration),
-}
-
-/// A duration in the unit that both engines store, capped at ten years. Longer ones
-/// would make no difference.
-pub(crate) fn millis(duration: Duration) -> i64 {
-    duration.min(MAX_DELAY).as_millis().max(1) as i64
 }

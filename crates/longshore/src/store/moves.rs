@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 
 use super::db::Sql;
-use crate::enqueue::{EnqueuedBatch, ValidJob};
+use crate::rules::enqueue::{EnqueuedBatch, ValidJob};
 
 #[async_trait]
 pub(crate) trait Moves: Send {

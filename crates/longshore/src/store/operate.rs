@@ -1,11 +1,11 @@
 //! Operators' commands on single jobs, and their results.
 
-use crate::enqueue::ValidEdit;
 use crate::error::Error;
-use crate::failure::Fingerprint;
 use crate::job::JobId;
+use crate::rules::enqueue::ValidEdit;
+use crate::rules::fingerprint::Fingerprint;
 
-/// An operator's command, as [`lifecycle`](crate::lifecycle) decided it.
+/// An operator's command, as [`lifecycle`](crate::rules::lifecycle) decided it.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// A waiting job becomes `cancelled`.

@@ -16,8 +16,8 @@ use super::clean;
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args, column};
 use super::inspect::{ListFilter, Payloads};
 use crate::error::{Error, Result};
-use crate::failure::Fingerprint;
 use crate::job::{JobId, OperationId, Status};
+use crate::rules::fingerprint::Fingerprint;
 
 /// How long operations are kept that are not running.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::db::{Engine, How, Rows, Sql, Statement, args};
 use crate::error::Result;
-use crate::turns::Rate;
+use crate::rules::turns::Rate;
 
 /// A change to a queue's settings.
 #[derive(Clone, Debug, Default)]

@@ -9,9 +9,13 @@ use super::claim::backoff;
 use super::{Lease, Settled};
 use crate::error::Error;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::Running;
-use crate::recovery::INFRASTRUCTURE_RESILIENT_FLAG;
-use crate::retry::RetryPolicy;
+use crate::rules::lifecycle::Running;
+use crate::rules::retry::RetryPolicy;
+
+/// The flag of resilient jobs. A worker that holds one is declared dead only after a multiple of
+/// the usual threshold, and keeps all its leases until then. Workers and sweeps use this flag by
+/// default.
+pub const INFRASTRUCTURE_RESILIENT_FLAG: &str = "infrastructure_resilient";
 
 /// Which leases a sweep examines.
 #[derive(Clone, Debug)]

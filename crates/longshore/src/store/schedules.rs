@@ -7,8 +7,8 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args, one};
-use crate::enqueue::{Enqueued, MAX_PAYLOAD, ValidJob, check_json, check_name};
 use crate::error::Result;
+use crate::rules::enqueue::{Enqueued, MAX_PAYLOAD, ValidJob, check_json, check_name};
 
 /// A stored schedule. The engine stores the next tick and lets one caller fire it; the
 /// scheduler (`cron`) interprets the expression.

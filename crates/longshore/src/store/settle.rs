@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use serde_json::value::RawValue;
 
-use super::{Interruptor, Lease, PendingWait};
-use crate::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
-use crate::failure::Fingerprint;
+use super::{Interruptor, Lease};
 use crate::job::{AttemptEnd, Outcome};
-use crate::lifecycle::{LeaseFlags, Leave, When};
+use crate::rules::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
+use crate::rules::fingerprint::Fingerprint;
+use crate::rules::lifecycle::{LeaseFlags, Leave, PendingWait, When};
 
 /// How many attempts without success a job keeps in its history, beside its newest error.
 /// Without a limit, a handler that snoozes its job again and again would add rows forever.

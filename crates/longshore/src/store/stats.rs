@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use crate::job::{Outcome, Status};
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::lifecycle::FAR_FUTURE;
 
 /// The number of jobs of one queue and kind in one status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

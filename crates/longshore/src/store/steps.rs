@@ -119,17 +119,6 @@ pub struct NewStep {
     pub value: Box<RawValue>,
 }
 
-/// What a suspended job waits for in one of its steps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PendingWait {
-    /// The step.
-    pub step: String,
-    /// The deadline.
-    pub until: Option<DateTime<Utc>>,
-    /// The events, any of which ends the wait.
-    pub events: Vec<String>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::journals_that_fit;

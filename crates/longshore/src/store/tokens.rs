@@ -10,8 +10,8 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args, one};
-use crate::enqueue::{check_labels, check_name};
 use crate::error::{Error, Result};
+use crate::rules::enqueue::{check_labels, check_name};
 
 /// What a token permits. `admin` permits everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,13 +8,11 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 
 use super::db::{Engine, How, Row, Rows, Sql, Statement, args};
-use super::{Lease, SCHEMA_VERSION, millis};
-use crate::enqueue::DEFAULT_QUEUE;
+use super::{Lease, SCHEMA_VERSION};
 use crate::error::Result;
 use crate::job::WorkerId;
-
-/// In a worker's list of queues: every queue, including queues that have no job yet.
-pub const ALL_QUEUES: &str = "*";
+use crate::rules::enqueue::{ALL_QUEUES, DEFAULT_QUEUE};
+use crate::rules::retry::millis;
 
 /// A worker process to register.
 #[derive(Clone, Debug)]

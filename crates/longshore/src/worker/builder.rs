@@ -14,7 +14,7 @@ use super::registry::{Entries, Route, States};
 use super::settings::{RecoverySettings, Settings};
 use super::supervise::Worker;
 use crate::client::Client;
-use crate::cron::{NewSchedule, Undeclared};
+use crate::client::schedules::{NewSchedule, Undeclared};
 use crate::error::{Error, Result};
 
 /// Builds a worker: handlers, their state, hooks, schedules and settings.

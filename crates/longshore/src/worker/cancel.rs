@@ -64,7 +64,7 @@ mod tests {
     use super::super::progress::ProgressLane;
     use super::super::shared::HeldLeases;
     use super::*;
-    use crate::enqueue::NewJob;
+    use crate::rules::enqueue::NewJob;
     use crate::store::{ClaimCursor, ClaimRequest, Lease, NewWorker};
 
     /// A claimed job whose cancellation is requested, and the leases to cancel.

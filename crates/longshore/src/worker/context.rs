@@ -15,10 +15,10 @@ use super::journal::{Journal, StepLane};
 use super::metrics::Kind;
 use super::progress::ProgressLane;
 use crate::client::Client;
-use crate::enqueue::{MAX_PAYLOAD, NewJob, ValidJob, check_json};
 use crate::error::{Error, Result};
 use crate::job::JobId;
-use crate::lifecycle::Ending;
+use crate::rules::enqueue::{MAX_PAYLOAD, NewJob, ValidJob, check_json};
+use crate::rules::lifecycle::Ending;
 use crate::store::{Claimed, Fenced};
 
 /// How long [`Context::is_cancelled`] waits for the database.
@@ -127,7 +127,7 @@ impl Attempt {
 
     /// The id of the trace that runs it; otherwise that of the trace that enqueued it.
     pub(super) fn trace_id(&self) -> Option<&str> {
-        let enqueued_by = || self.claimed.trace().and_then(crate::job_log::trace_id);
+        let enqueued_by = || self.claimed.trace().and_then(crate::client::job_log::trace_id);
         self.trace_id.get().map(String::as_str).or_else(enqueued_by)
     }
 

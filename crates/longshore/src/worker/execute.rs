@@ -16,7 +16,7 @@ use super::registry::Route;
 use super::run_times::SlotClock;
 use super::shared::Shared;
 use crate::catch_panic::{CatchPanic, panic_message};
-use crate::lifecycle::Ending;
+use crate::rules::lifecycle::Ending;
 use crate::store::Fenced;
 
 /// How long a handler may continue after its timeout fired its stop token.

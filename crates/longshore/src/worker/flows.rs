@@ -10,13 +10,14 @@ use serde_json::value::RawValue;
 use super::context::Context;
 use super::handler::{Failure, without_values};
 use super::steps::{decode, encode};
+use crate::client::children::{Joined, Spawn, SpawnedChildren, no_children, refusal, waited_before};
+use crate::client::job_metrics::count_replayed_step;
 use crate::client::{JoinState, members};
-use crate::enqueue::NewJob;
 use crate::error::Error;
-use crate::flow::children::{Joined, Spawn, SpawnedChildren, no_children, refusal, waited_before};
 use crate::job::{FlowId, JobId, Outcome};
-use crate::job_metrics::count_replayed_step;
-use crate::store::{NewChildren, ParentRecord, Spawned, StepState, flow_event};
+use crate::rules::enqueue::NewJob;
+use crate::rules::flow::flow_event;
+use crate::store::{NewChildren, ParentRecord, Spawned, StepState};
 
 impl<S: Send + Sync> Context<S> {
     /// The result of a task of the flow that this one waited for.

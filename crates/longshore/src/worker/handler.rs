@@ -14,9 +14,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::context::{Attempt, Context};
-use crate::enqueue::{DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, NewJob, UniqueMode};
-use crate::retry::RetryPolicy;
-use crate::store::PendingWait;
+use crate::rules::enqueue::{DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, NewJob, UniqueMode};
+use crate::rules::lifecycle::PendingWait;
+use crate::rules::retry::RetryPolicy;
 
 /// A typed job: its payload, its defaults, and the work itself.
 ///

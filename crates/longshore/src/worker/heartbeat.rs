@@ -9,10 +9,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Settings;
-use super::cancel;
 use super::context::{Attempt, StopReason};
 use super::shared::{Phase, Shared};
+use super::{Settings, cancel};
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::job::WorkerId;

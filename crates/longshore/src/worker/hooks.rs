@@ -26,10 +26,10 @@ use chrono::{DateTime, Utc};
 
 use super::handler::Failure;
 use crate::catch_panic::{CatchPanic, panic_message};
-use crate::enqueue::NewJob;
+use crate::client::recovery::{Decision, InterruptedJob, SweepReport};
 use crate::job::WorkerId;
-use crate::lifecycle::Ending;
-use crate::recovery::{Decision, InterruptedJob, SweepReport};
+use crate::rules::enqueue::NewJob;
+use crate::rules::lifecycle::Ending;
 use crate::store::{Claimed, Schedule};
 
 /// The application's hooks into a worker. Every method has a default that changes nothing.

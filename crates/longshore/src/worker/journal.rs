@@ -12,9 +12,10 @@ use tokio::sync::{Notify, OnceCell, mpsc, oneshot};
 use super::handler::Failure;
 
 use crate::client::Client;
+use crate::client::children::{Spawn, SpawnedChildren};
 use crate::error::{Error, Result};
-use crate::flow::children::{Spawn, SpawnedChildren};
-use crate::store::{Fenced, Lease, NewStep, PendingWait, StepState, check_journal};
+use crate::rules::lifecycle::PendingWait;
+use crate::store::{Fenced, Lease, NewStep, StepState, check_journal};
 
 /// The maximum number of steps per commit.
 const MAX_BATCH: usize = 500;

@@ -11,8 +11,8 @@ use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 use super::Summary;
 use super::context::Attempt;
 use super::run_times::RunTime;
+use crate::client::job_metrics::{COMPLETED, DURATION, OUTCOMES, STARTED};
 use crate::job::Status;
-use crate::job_metrics::{COMPLETED, DURATION, OUTCOMES, STARTED};
 use crate::store::Count;
 
 /// The handles of a worker's metrics, looked up once per kind, not once per job.

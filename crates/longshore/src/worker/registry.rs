@@ -10,8 +10,8 @@ use serde_json::Value;
 use serde_json::value::to_raw_value;
 
 use super::handler::{BatchHandler, Handler};
-use crate::enqueue::check_name;
 use crate::error::{Error, Result};
+use crate::rules::enqueue::check_name;
 use crate::store::NewKind;
 
 /// How jobs of a kind are run.

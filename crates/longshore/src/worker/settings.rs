@@ -4,10 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::enqueue::{DEFAULT_QUEUE, check_labels, check_name};
 use crate::error::{Error, Result};
-use crate::recovery::INFRASTRUCTURE_RESILIENT_FLAG;
-use crate::store::{ALL_QUEUES, Retention};
+use crate::rules::enqueue::{ALL_QUEUES, DEFAULT_QUEUE, check_labels, check_name};
+use crate::store::{INFRASTRUCTURE_RESILIENT_FLAG, Retention};
 
 /// With more tasks than this, the tasks would wait for the database, not for work.
 const MAX_CONCURRENCY: u32 = 100_000;

@@ -10,12 +10,12 @@ use tokio::sync::mpsc;
 use super::context::{Attempt, StopReason};
 use super::hooks::call;
 use super::shared::{Phase, Shared};
+use crate::client::job_metrics::outcome_label;
 use crate::client::settle::{Kept, Reported};
-use crate::enqueue::ValidJob;
 use crate::error::Error;
 use crate::job::{AttemptEnd, Outcome};
-use crate::job_metrics::outcome_label;
-use crate::lifecycle::Ending;
+use crate::rules::enqueue::ValidJob;
+use crate::rules::lifecycle::Ending;
 use crate::store::Claimed;
 
 const MAX_BATCH: usize = 1000;

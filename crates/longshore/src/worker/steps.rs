@@ -14,13 +14,14 @@ use serde_json::value::RawValue;
 use super::context::Context;
 use super::handler::{Failure, without_values};
 use super::journal::Active;
-use crate::enqueue::{check_event, check_json, check_name};
-use crate::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
-use crate::retry::MAX_DELAY;
-use crate::store::{MAX_STEP_VALUE, NewStep, PendingWait, StepState};
+use crate::client::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
+use crate::rules::enqueue::{check_event, check_json, check_name};
+use crate::rules::lifecycle::PendingWait;
+use crate::rules::retry::MAX_DELAY;
+use crate::rules::waits::{WaitState, Winner};
+use crate::store::{MAX_STEP_VALUE, NewStep, StepState};
 #[cfg(feature = "postgres")]
 use crate::store::{StepRecord, postgres::StepConnection};
-use crate::waits::{WaitState, Winner};
 
 impl<S: Send + Sync> Context<S> {
     /// Does a piece of work once. When it is done, its value is stored with the job under `name`.

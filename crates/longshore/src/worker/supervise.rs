@@ -16,11 +16,10 @@ use super::shared::{EndGuard, Phase, Shared};
 use super::signals::Signals;
 use super::{cancel, claim_loop, execute, heartbeat, settle, upkeep};
 use crate::BoxFuture;
-use crate::client::Client;
-use crate::cron::{NewSchedule, Undeclared};
+use crate::client::schedules::{NewSchedule, Undeclared};
+use crate::client::{Client, job_metrics};
 use crate::error::Result;
 use crate::job::WorkerId;
-use crate::job_metrics;
 
 /// After the grace period, handlers have this long to react to their stop token. Also the
 /// longest wait for a claim in flight.

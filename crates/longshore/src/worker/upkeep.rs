@@ -10,11 +10,11 @@ use chrono::{DateTime, Utc};
 use super::clock_steps::{Clock, ClockSteps, Reading};
 use super::hooks::{Hooks, call};
 use super::shared::{Phase, Shared};
-use crate::cron::{Tick, TickHook};
-use crate::enqueue::NewJob;
+use crate::client::recovery::{Decision, InterruptedJob, RecoveryHook, SweepMode, SweepOptions, SweepReport};
+use crate::client::schedules::{Tick, TickHook};
 use crate::job::WorkerId;
-use crate::lifecycle::Interruption;
-use crate::recovery::{Decision, InterruptedJob, RecoveryHook, SweepMode, SweepOptions, SweepReport};
+use crate::rules::enqueue::NewJob;
+use crate::rules::lifecycle::Interruption;
 use crate::store::{Schedule, SweepScope};
 
 /// The longest time between two passes over the schedules: a schedule stored by another process

@@ -1,7 +1,8 @@
 //! Cancel, in every state and against every ending.
 
+use longshore::rules::lifecycle;
 use longshore::store::Beat;
-use longshore::{AttemptEnd, Cancelled, Ending, JobId, ListFilter, Outcome, Status, lifecycle};
+use longshore::{AttemptEnd, Cancelled, Ending, JobId, ListFilter, Outcome, Status};
 
 use crate::fixture::*;
 

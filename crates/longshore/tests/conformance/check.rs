@@ -2,7 +2,8 @@
 //! planted with SQL. The check names it, and its remedy removes it. `check_flows.rs` has the faults
 //! of flows.
 
-use longshore::store::{Fenced, NewStep, PendingWait};
+use longshore::rules::lifecycle::PendingWait;
+use longshore::store::{Fenced, NewStep};
 use longshore::{Ending, JobId, NewJob, Outcome, Problem, Status, UniqueMode};
 
 use crate::corrupt::COPY_TO_READY;

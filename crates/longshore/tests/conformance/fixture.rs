@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chrono::{DateTime, TimeZone, Utc};
-use longshore::lifecycle::State;
+use longshore::rules::lifecycle::State;
 use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, NewWorker};
 use longshore::{
     AttemptEnd, Client, Ending, Interruption, JobId, JobRecord, Lease, NewJob, Outcome, Report, Status,

@@ -233,7 +233,7 @@ async fn an_event_does_not_start_a_task_that_waits_for_others(fixture: Fixture) 
     let worker = fixture.worker_with(DAY).await;
     end(&fixture, worker, "a", done()).await;
     let b = fixture.claim_one(worker).await;
-    let wait = longshore::store::PendingWait {
+    let wait = longshore::rules::lifecycle::PendingWait {
         step: "approval".into(),
         until: None,
         events: vec!["approved".into()],

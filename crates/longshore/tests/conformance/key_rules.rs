@@ -1,8 +1,8 @@
 //! Both engines, and the SQL function `enqueue` on Postgres, do what `keys::decide` says
 //! when the id or a key of a new job is taken: every combination of holders and modes.
 
-use longshore::keys::{self, Decision, Holders, Owner, RunAt};
-use longshore::lifecycle::State;
+use longshore::rules::keys::{self, Decision, Holders, Owner, RunAt};
+use longshore::rules::lifecycle::State;
 use longshore::store::Fenced;
 use longshore::{Edit, Enqueued, EnqueuedAs, JobId, ListFilter, NewJob, UniqueMode, When};
 use sqlx::AssertSqlSafe;

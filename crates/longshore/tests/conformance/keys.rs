@@ -1,7 +1,7 @@
 //! Idempotency keys (one job for as long as it is kept) and unique keys (one
 //! live job at a time).
 
-use longshore::lifecycle::{self, State};
+use longshore::rules::lifecycle::{self, State};
 use longshore::store::{Fenced, KeyWait};
 use longshore::{
     Ending, Enqueued, EnqueuedAs, JobId, ListFilter, NewJob, Outcome, Retention, Status, UniqueMode, ValidJob,

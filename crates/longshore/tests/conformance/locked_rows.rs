@@ -2,7 +2,8 @@
 //! are. In each case the transaction is open until the others have got through. SQLite has no row locks: an open transaction
 //! that has written delays all writers, for up to 5 s.
 
-use longshore::store::{NewChildren, PendingWait, Spawned};
+use longshore::rules::lifecycle::PendingWait;
+use longshore::store::{NewChildren, Spawned};
 use longshore::{
     Action, Client, Ending, Flow, FlowFilter, FlowId, FlowStatus, JobId, ListFilter, NewJob, NewOperation,
     OperationState, Result, Status, chain, task,

@@ -1,7 +1,7 @@
 //! Operator commands: retry, redrive, edit and delete, in every state. `cancel.rs` tests
 //! cancel.
 
-use longshore::lifecycle::State;
+use longshore::rules::lifecycle::State;
 use longshore::store::{Fenced, KeyWait, Operated, Operation};
 use longshore::{DeadFilter, Edit, Ending, Error, JobId, NewJob, Outcome, Status, UniqueMode, When};
 

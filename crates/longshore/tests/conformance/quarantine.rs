@@ -1,7 +1,8 @@
 //! Suspects: jobs whose worker died. A job that kills its workers again and again is quarantined.
 
+use longshore::rules::lifecycle;
 use longshore::store::Fenced;
-use longshore::{AttemptEnd, Status, SweepOptions, lifecycle};
+use longshore::{AttemptEnd, Status, SweepOptions};
 
 use crate::fixture::*;
 

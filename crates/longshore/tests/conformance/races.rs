@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, PendingWait};
+use longshore::rules::lifecycle::PendingWait;
+use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced};
 use longshore::{
     Cancelled, Client, Edit, Ending, Enqueued, EnqueuedAs, JobId, NewJob, Outcome, Report, Result, Status,
     SweepOptions, UniqueMode, WorkerId,

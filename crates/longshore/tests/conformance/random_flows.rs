@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
-use longshore::flow::{
+use longshore::rules::flow::{
     self, Candidate, Change, Counts, End, FlowTurn, Follow, Held, ParentLink, Pick, Reopened,
 };
 use longshore::store::{ClaimRequest, Claimed};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::lifecycle::{
+use longshore::rules::lifecycle::{
     self, Event, Finished, LeaseFlags, Recovery, Running, State, Transition, Waiting,
 };
 use longshore::store::{ClaimRequest, Claimed, Fenced};

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use longshore::lifecycle::{self, Recovery};
+use longshore::rules::lifecycle::{self, Recovery};
 use longshore::store::{Beat, Claimed, EndedBy, Recovered, Settled, Settlement};
 use longshore::{
     AttemptEnd, Decision, InterruptedJob, Interruption, Interruptor, JobId, NewJob, RetryPolicy, Status,

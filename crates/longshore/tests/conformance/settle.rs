@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use longshore::lifecycle::{self, LeaseFlags, State};
+use longshore::rules::lifecycle::{self, LeaseFlags, State};
 use longshore::store::{Claimed, EndedBy, Fenced, Settled, Settlement};
 use longshore::{
     AttemptEnd, Ending, Interruption, JobId, Lease, NewJob, Report, RetryPolicy, Status, WorkerId,

@@ -1,7 +1,7 @@
 //! Settling by lease, for workers that keep only their lease and not the whole claim. The
 //! effect is the same as in `settle.rs`.
 
-use longshore::lifecycle::LeaseFlags;
+use longshore::rules::lifecycle::LeaseFlags;
 use longshore::store::{Claimed, Fenced};
 use longshore::{Ending, Interruption, JobId, Lease, NewJob, Status, UniqueMode, ValidJob};
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::lifecycle::{self, Event, State, Transition};
+use longshore::rules::lifecycle::{self, Event, State, Transition};
 use longshore::store::{ClaimRequest, Fenced, NewWorker};
 use longshore::{Client, JobId, ListFilter, NewJob, Outcome, Report, RetryPolicy, Status, UniqueMode};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};

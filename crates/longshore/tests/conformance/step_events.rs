@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use longshore::store::PendingWait;
+use longshore::rules::lifecycle::PendingWait;
 use longshore::worker::Wait;
 use longshore::{Context, Emitted, Ending, Failure, NewJob, Status};
 use serde_json::json;

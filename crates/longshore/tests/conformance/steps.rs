@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use longshore::store::{Fenced, NewStep, PendingWait, StepState};
+use longshore::rules::lifecycle::PendingWait;
+use longshore::store::{Fenced, NewStep, StepState};
 use longshore::worker::{Batched, Builder, Settings};
 use longshore::{Context, Ending, Failure, JobId, NewJob, RetryPolicy, Status, Worker};
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::lifecycle::{self, Event, Recovery, Running, State, Transition};
+use longshore::rules::lifecycle::{self, Event, Recovery, Running, State, Transition};
 use longshore::store::{ClaimRequest, EndedBy, Fenced, Recovered, Settled, Settlement};
 use longshore::{
     Cancelled, Edit, Ending, Interruption, Interruptor, JobId, JobRecord, Lease, NewJob, Outcome, Result,

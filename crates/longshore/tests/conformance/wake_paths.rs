@@ -6,10 +6,9 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use longshore::lifecycle::{LeaseFlags, Running, State, settle};
+use longshore::rules::lifecycle::{LeaseFlags, PendingWait, Running, State, settle};
 use longshore::store::{
-    ClaimCursor, ClaimRequest, Claimed, EndedBy, Fenced, KeyWait, PendingWait, QueueChange, Settled,
-    Settlement,
+    ClaimCursor, ClaimRequest, Claimed, EndedBy, Fenced, KeyWait, QueueChange, Settled, Settlement,
 };
 use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{

@@ -1,5 +1,5 @@
 //! The bodies of requests that store flows: tasks, callbacks and jobs to add. Each job is parsed by
-//! itself, so that an error names its task. The checks of the graph are in [`crate::flow::graph`].
+//! itself, so that an error names its task. The checks of the graph are in [`crate::client::graph`].
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::api::extract::{Subject, duration, optional_object, parse, parse_objec
 use crate::api::kinds::defaults_of;
 use crate::api::problem::{ApiResult, Problem, Slug};
 use crate::api::schemas::{ConditionSchema, RetrySchema};
-use crate::enqueue::NewJob;
-use crate::flow::Condition;
-use crate::flow::graph::{Flow, Task, task};
+use crate::client::graph::{Flow, Task, task};
 use crate::job::FlowId;
-use crate::retry::RetryPolicy;
+use crate::rules::enqueue::NewJob;
+use crate::rules::flow::Condition;
+use crate::rules::retry::RetryPolicy;
 
 /// The maximum number of jobs in one request, as in `POST /jobs/batch`.
 const MAX_JOBS: usize = 10_000;

@@ -15,7 +15,7 @@ use super::sessions::Session;
 use super::settle::{SettleItem, check_item, store_ends};
 use super::steps::{CheckedSteps, NewStepBody, check_new, store_checked};
 use super::*;
-use crate::enqueue::{MAX_PAYLOAD, check_json};
+use crate::rules::enqueue::{MAX_PAYLOAD, check_json};
 use crate::store::Fenced;
 
 /// Steps of one leased job that are done.

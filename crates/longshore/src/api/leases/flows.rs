@@ -1,5 +1,5 @@
 //! Flows of HTTP workers: the results of the tasks that a leased job waited for, and children that it spawns and joins.
-//! The rules are in [`crate::flow::children`].
+//! The rules are in [`crate::client::children`].
 
 use std::collections::HashMap;
 
@@ -17,14 +17,17 @@ use crate::api::extract::{Body, JobHeaders, LargeBody, check_range};
 use crate::api::flows::{FlowJobBody, new_jobs};
 use crate::api::problem::ProblemBody;
 use crate::api::schemas::OutcomeSchema;
+use crate::client::children::{
+    Joined, Spawn, SpawnedChildren, is_child, no_children, refusal, waited_before,
+};
+use crate::client::job_metrics::{count_replayed_step, count_stored_steps};
 use crate::client::{JoinState, batch_span, members};
-use crate::enqueue::check_name;
-use crate::flow::children::{Joined, Spawn, SpawnedChildren, is_child, no_children, refusal, waited_before};
 use crate::job::{FlowId, Outcome};
-use crate::job_metrics::{count_replayed_step, count_stored_steps};
+use crate::rules::enqueue::check_name;
+use crate::rules::flow::flow_event;
+use crate::rules::lifecycle::PendingWait;
 use crate::store::{
-    Fenced, FlowRecord, NewChildren, NewMember, NewStep, ParentRecord, PendingWait, Scope, Spawned,
-    StepState, flow_event,
+    Fenced, FlowRecord, NewChildren, NewMember, NewStep, ParentRecord, Scope, Spawned, StepState,
 };
 
 /// The maximum number of children in one response.

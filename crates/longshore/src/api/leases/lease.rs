@@ -25,7 +25,7 @@ use crate::api::auth::Credential;
 use crate::api::extract::{Arrived, LargeBody, duration, objects, optional_objects};
 use crate::api::problem::ProblemBody;
 use crate::api::waiting_calls::retry_after;
-use crate::enqueue::{DEFAULT_QUEUE, check_name, check_queue};
+use crate::rules::enqueue::{DEFAULT_QUEUE, check_name, check_queue};
 use crate::store::{NewKind, Scope};
 
 /// The version of the protocol for workers in any language. A server also supports the version before its own.

@@ -39,7 +39,7 @@ use super::problem::{ApiResult, Problem, Slug};
 use crate::client::Client;
 use crate::client::settle::Kept;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::Ending;
+use crate::rules::lifecycle::Ending;
 use crate::store::{Beat, Claimed, Lease, LiveLease};
 
 // Glob imports, because `routes!` also needs the items that `utoipa::path` generates.

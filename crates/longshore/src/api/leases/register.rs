@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::*;
 use crate::api::extract::duration;
 use crate::api::kinds::{Defaults, check_kind};
-use crate::enqueue::{check_name, check_text};
+use crate::rules::enqueue::{check_name, check_text};
 use crate::store::{KindQueues, NewKind, NewWorker, TOO_MANY_KINDS};
 
 /// The default and the range of `stale_after_seconds`.

@@ -102,7 +102,7 @@ pub(in crate::api) async fn renew(
     check_worker_access(&server, &caller, worker).await?;
     let mut reports = Vec::with_capacity(body.progress.len());
     for ProgressItem { id, lease_no, progress } in body.progress {
-        crate::enqueue::check_json("progress", progress.get(), MAX_PROGRESS)?;
+        crate::rules::enqueue::check_json("progress", progress.get(), MAX_PROGRESS)?;
         reports.push((LeaseRef { id, lease_no }.held_by(worker), progress));
     }
     let held: Vec<Lease> = listed.iter().map(|lease| lease.held_by(worker)).collect();

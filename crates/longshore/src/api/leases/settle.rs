@@ -16,8 +16,8 @@ use crate::api::enqueue::{NewJobBody, validate_job};
 use crate::api::extract::{LargeBody, duration, objects};
 use crate::api::problem::ProblemBody;
 use crate::client::settle::LeaseReport;
-use crate::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
-use crate::lifecycle::Ending;
+use crate::rules::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
+use crate::rules::lifecycle::Ending;
 use crate::store::{Claimed, Fenced, Scope};
 
 /// The results of attempts.

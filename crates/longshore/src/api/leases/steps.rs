@@ -16,12 +16,13 @@ use super::*;
 use crate::api::extract::{Body, duration, objects};
 use crate::api::problem::ProblemBody;
 use crate::api::steps::StepBody;
-use crate::enqueue::{check_event, check_json, check_name};
-use crate::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
+use crate::client::job_metrics::{count_replayed_step, count_stored_steps, count_timed_out_wait};
+use crate::rules::enqueue::{check_event, check_json, check_name};
+use crate::rules::lifecycle::PendingWait;
+use crate::rules::waits::{WaitState, Winner};
 use crate::store::{
-    Claimed, Fenced, Journaled, MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState, check_journal,
+    Claimed, Fenced, Journaled, MAX_STEP_VALUE, NewStep, StepRecord, StepState, check_journal,
 };
-use crate::waits::{WaitState, Winner};
 
 /// Steps of a leased job that are done.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -8,10 +8,10 @@ use super::super::db::{Row, Rows, Sql, Statement, args};
 use super::super::operate::in_no_table;
 use super::super::settle::MAX_HISTORY;
 use super::{ListFilter, Payloads};
-use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status};
-use crate::keys::as_written;
+use crate::rules::enqueue::Options;
+use crate::rules::keys::as_written;
 
 /// Selects what [`record`] reads. The parameters are the columns that can be large, and those of the newest error: `w`,
 /// `r` and `f` are the tables that the job may be in.

@@ -13,11 +13,12 @@ use uuid::Uuid;
 use super::reopen::{bring_back, locked_skipped};
 use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Sql, Tx};
-use crate::flow::{
-    self, CALLBACK_SKIPPED, Change, Condition, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick,
-};
 use crate::job::FlowId;
-use crate::store::{Advanced, FlowRecord, Pending, flow_event, warn_of_refused_flow};
+use crate::rules::flow::{
+    self, CALLBACK_SKIPPED, Change, Condition, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick,
+    flow_event,
+};
+use crate::store::{Advanced, FlowRecord, Pending, warn_of_refused_flow};
 
 /// Notes the end of members of flows in `$rows`: id, flow. `$succeeded` says how they ended. Sorted, so that
 /// changes are in the same order on both engines.

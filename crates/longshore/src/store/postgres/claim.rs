@@ -18,12 +18,12 @@ use super::claim_sql::{
     skipping_unsound,
 };
 use super::tx::{Fault, Query, Sql, Tx};
-use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId, WorkerId};
+use crate::rules::enqueue::Options;
+use crate::rules::turns::Rate;
 use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
-use crate::turns::Rate;
 
 pub(super) async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
     match claim_once(tx, request, cursor).await {

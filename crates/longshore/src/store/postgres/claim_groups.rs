@@ -1,4 +1,4 @@
-//! Claim from groups: serves the groups at the head of a [line](crate::turns).
+//! Claim from groups: serves the groups at the head of a [line](crate::rules::turns).
 //!
 //! One claim at a time serves a group: it holds an advisory lock on the group until it commits.
 //! It counts the group's running jobs in a statement after the lock, so that it sees the commit of
@@ -14,9 +14,9 @@ use super::claim::{Reader, Room, bind_filter, may_take_suspect};
 use super::claim_sql::{is_handled, lease_taken};
 use super::tx::{Sql, Tx};
 use crate::job::JobId;
+use crate::rules::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, quantum};
 use crate::store::cursor::{ClaimCursor, LinePosition, Position};
 use crate::store::{ClaimRequest, Claimed};
-use crate::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, quantum};
 
 /// How many pages of a line one claim reads at most, and how many groups it locks. Groups that may not
 /// start a job leave the line, so a second page is rarely needed. The next claim continues.

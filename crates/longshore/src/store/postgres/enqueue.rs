@@ -15,12 +15,13 @@ use super::steps::{delete_progress, was_suspended};
 use super::tables::insert_ready;
 use super::turns::add_turns;
 use super::tx::{Fault, Query, Sql, Tx};
-use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, UniqueMode, ValidJob};
 use crate::error::Error;
 use crate::job::{FlowId, JobId};
-use crate::keys::{self, Decision, Holders, Owner, RunAt};
-use crate::lifecycle::When;
-use crate::store::{NewMember, millis};
+use crate::rules::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, UniqueMode, ValidJob};
+use crate::rules::keys::{self, Decision, Holders, Owner, RunAt};
+use crate::rules::lifecycle::When;
+use crate::rules::retry::millis;
+use crate::store::NewMember;
 
 /// The number of rows per insert: large enough to make the round trip cheap, small
 /// enough to keep the statement small.

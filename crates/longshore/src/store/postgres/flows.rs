@@ -12,14 +12,14 @@ use super::inspect::raw;
 use super::listen::notify_due;
 use super::steps::save_steps;
 use super::tx::{Query, Sql, Tx};
-use crate::enqueue::ValidJob;
-use crate::flow::{Condition, MAX_MEMBERS};
 use crate::job::{FlowId, JobId, Outcome, Status};
-use crate::keys::as_written;
-use crate::lifecycle::When;
+use crate::rules::enqueue::ValidJob;
+use crate::rules::flow::{Condition, MAX_MEMBERS, flow_event};
+use crate::rules::keys::as_written;
+use crate::rules::lifecycle::When;
 use crate::store::{
     Added, Fenced, FlowFilter, FlowRecord, Lease, LinkRecord, NewChildren, NewFlow, NewLink, NewMember,
-    NewStep, ParentRecord, PutFlow, Spawned, TaskRecord, flow_event,
+    NewStep, ParentRecord, PutFlow, Spawned, TaskRecord,
 };
 
 const INSERT_FLOW: &str = "

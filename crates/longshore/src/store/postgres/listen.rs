@@ -18,10 +18,10 @@ use super::enqueue::split;
 use super::migrate::Schema;
 use super::run::within;
 use super::tx::{Sql, Tx};
-use crate::enqueue::ValidJob;
 use crate::error::Result;
 use crate::job::WorkerId;
-use crate::lifecycle::When;
+use crate::rules::enqueue::ValidJob;
+use crate::rules::lifecycle::When;
 use crate::store::{Notice, NoticeSender, WeakNoticeSender};
 
 /// A listening connection that receives nothing for this long is probed.

@@ -30,8 +30,8 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::{Fenced, Lease, NewFlow, PutFlow, Store};
-use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
+use crate::rules::enqueue::{Enqueued, ValidJob};
 use migrate::{DEFAULT_SCHEMA, Schema};
 use tx::Tx;
 
@@ -227,7 +227,7 @@ fn take_parameter(url: &str, name: &str, mut take: impl FnMut(&str) -> Result<()
 }
 
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
-impl crate::client::CallerTransaction for &mut PgConnection {
+impl crate::store::CallerTransaction for &mut PgConnection {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         Ok(enqueue::enqueue_in(&mut Tx::new(&own_engine(store)?.0, self), jobs).await?)
     }
@@ -247,7 +247,7 @@ fn own_engine(store: &dyn Store) -> Result<&PostgresStore> {
     })
 }
 
-impl crate::client::CallerTransaction for &mut sqlx::Transaction<'_, sqlx::Postgres> {
+impl crate::store::CallerTransaction for &mut sqlx::Transaction<'_, sqlx::Postgres> {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let connection: &mut PgConnection = self;
         connection.enqueue(store, jobs).await

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use super::enqueue::insert_any;
 use super::tx::Tx;
-use crate::enqueue::{EnqueuedBatch, ValidJob};
+use crate::rules::enqueue::{EnqueuedBatch, ValidJob};
 use crate::store::db::Sql;
 use crate::store::moves::Moves;
 

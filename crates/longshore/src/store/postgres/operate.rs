@@ -11,10 +11,10 @@ use super::enqueue::split;
 use super::steps::{delete_progress, was_suspended};
 use super::turns::{add_turns, add_turns_of_removed};
 use super::tx::{Query, Sql, Tx};
-use crate::enqueue::ValidEdit;
 use crate::error::Error;
 use crate::job::{JobId, Outcome, WorkerId};
-use crate::lifecycle::{Finished, LeaseFlags, Running, State, Waiting, When};
+use crate::rules::enqueue::ValidEdit;
+use crate::rules::lifecycle::{Finished, LeaseFlags, Running, State, Waiting, When};
 use crate::store::operate::in_no_table;
 use crate::store::{DeadFilter, Operated, Operation};
 

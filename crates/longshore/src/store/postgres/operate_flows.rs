@@ -9,9 +9,10 @@ use uuid::Uuid;
 use super::advance::{FORGET_END, end_waiting};
 use super::reopen::{bring_back, candidates, reopen_members};
 use super::tx::{Sql, Tx};
-use crate::flow::{self, FLOW_CANCELLED};
 use crate::job::{FlowId, JobId, Outcome, WorkerId};
-use crate::store::{CancelledMembers, Retention, RetriedMembers, flow_event, millis};
+use crate::rules::flow::{self, FLOW_CANCELLED, flow_event};
+use crate::rules::retry::millis;
+use crate::store::{CancelledMembers, Retention, RetriedMembers};
 
 /// Flags a flow that has not ended. Nothing can be added to it any more, so that it ends.
 const FLAG_CANCELLED: &str = "

@@ -11,13 +11,13 @@ use uuid::Uuid;
 use super::run::{QUICK, within};
 use super::settle::{Item, end_together};
 use super::tx::{Fault, Sql, Tx};
-use crate::enqueue::Options;
 use crate::error::Error;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{LeaseFlags, Leave, Running};
+use crate::rules::enqueue::Options;
+use crate::rules::lifecycle::{LeaseFlags, Leave, Running};
+use crate::rules::retry::millis;
 use crate::store::{
-    Interrupted, Interruptor, Lease, Recovered, Settled, Settlement, SweepScope, millis,
-    warn_of_refused_worker,
+    Interrupted, Interruptor, Lease, Recovered, Settled, Settlement, SweepScope, warn_of_refused_worker,
 };
 
 /// The live workers whose heartbeat is too old. A worker that holds a resilient job has

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::turns::add_turns;
 use super::tx::{Sql, Tx};
-use crate::flow::{self, Candidate, ParentLink, Reopened};
+use crate::rules::flow::{self, Candidate, ParentLink, Reopened};
 
 /// The finished ones of a page of members that did not succeed. A
 /// member whose end was stored a moment ago is left out: its end is followed first. The rows are locked,

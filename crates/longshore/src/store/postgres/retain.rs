@@ -11,8 +11,9 @@ use super::steps::delete_progress;
 use super::tx::{Sql, Tx};
 use crate::error::Error;
 use crate::job::Outcome;
+use crate::rules::retry::millis;
 use crate::store::upkeep::lock_pass;
-use crate::store::{Retained, Retention, millis};
+use crate::store::{Retained, Retention};
 
 /// The blocks of one row in `finished_ranges`: up to about 1,400 finished jobs. Rows that
 /// are stored already depend on this number.

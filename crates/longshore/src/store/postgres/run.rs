@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use super::PostgresStore;
 use super::pool::Class;
 use super::tx::{Fault, Sql, Tx};
-use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::job::FlowId;
+use crate::rules::enqueue::ValidJob;
 use crate::store::KeyWait;
 
 /// The default deadline. Only operations that read all tables may hold a connection longer.

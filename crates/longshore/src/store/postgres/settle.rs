@@ -17,7 +17,7 @@ use super::tables::{insert_finished, insert_ready};
 use super::turns::{add_turns, add_turns_of_freed};
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::job::{AttemptEnd, Outcome, WorkerId};
-use crate::lifecycle::{Finish, LeaseFlags, Leave, Requeue};
+use crate::rules::lifecycle::{Finish, LeaseFlags, Leave, Requeue};
 use crate::store::{EndedBy, Settled, Settlement, clean};
 
 /// The items of a settle statement (as `i`), each with the `ctid` of its lease. Each

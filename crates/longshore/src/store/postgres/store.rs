@@ -13,15 +13,14 @@ use super::listen::CANCEL_POLL_INTERVAL;
 use super::pool::Class;
 use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
-use super::{Inner, PostgresStore};
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, lease, migrate, operate, operate_flows, queues,
-    recover, retain, settle, stats, steps, workers,
+    Inner, PostgresStore, advance, check, claim, enqueue, events, flows, groups, lease, migrate, operate,
+    operate_flows, queues, recover, retain, settle, stats, steps, workers,
 };
-use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, WorkerId};
-use crate::lifecycle::State;
+use crate::rules::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
+use crate::rules::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]

@@ -16,11 +16,11 @@ use super::reopen::bring_back;
 use super::settle::{Ended, enter_finished, free_key, tally};
 use super::turns::add_turn_of_removed;
 use super::tx::{Columns, Sql, Tx};
-use crate::flow::{
-    self, CALLBACK_SKIPPED, Change, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick,
-};
 use crate::job::{FlowId, JobId, Outcome};
-use crate::store::{Advanced, FlowRecord, Pending, flow_event, warn_of_refused_flow};
+use crate::rules::flow::{
+    self, CALLBACK_SKIPPED, Change, Counts, End, FLOW_CANCELLED, FlowTurn, Follow, Held, Pick, flow_event,
+};
+use crate::store::{Advanced, FlowRecord, Pending, warn_of_refused_flow};
 
 /// Notes that a member of a flow has ended.
 pub(super) fn note_end(tx: &Tx<'_>, flow: [u8; 16], ended: &Ended<'_>) -> Sql<()> {

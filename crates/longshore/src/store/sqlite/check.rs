@@ -6,7 +6,7 @@ use rusqlite::types::ValueRef;
 use uuid::Uuid;
 
 use super::tx::{Sql, Tx};
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::lifecycle::FAR_FUTURE;
 use crate::store::check::{CheckReport, Dialect, Durability, OPTIONS, faults, unreadable_options};
 
 /// The maximum number of jobs listed whose options cannot be read.

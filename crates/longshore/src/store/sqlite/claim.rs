@@ -17,12 +17,12 @@ use uuid::Uuid;
 
 use super::claim_groups::rate;
 use super::tx::{Columns, Fault, Sql, Tx, instant};
-use crate::enqueue::Options;
 use crate::error::Error;
 use crate::job::{JobId, WorkerId};
+use crate::rules::enqueue::Options;
+use crate::rules::turns::Rate;
 use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
-use crate::turns::Rate;
 
 /// Leases due jobs to a live worker, in the caller's transaction.
 pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {

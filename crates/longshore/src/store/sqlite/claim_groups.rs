@@ -1,4 +1,4 @@
-//! Claim from groups: serves the groups at the head of a [line](crate::turns). There is one writer,
+//! Claim from groups: serves the groups at the head of a [line](crate::rules::turns). There is one writer,
 //! so groups need no locks.
 
 use std::collections::HashSet;
@@ -9,8 +9,8 @@ use rusqlite::{Row, params};
 
 use super::claim::{Candidate, ClaimRun};
 use super::tx::{Columns, Sql, instant};
+use crate::rules::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, quantum};
 use crate::store::cursor::{ClaimCursor, LinePosition, Position};
-use crate::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, quantum};
 
 /// How many pages of a line one claim reads at most. Groups that may not start a job leave the line,
 /// so a second page is rarely needed. The next claim continues.

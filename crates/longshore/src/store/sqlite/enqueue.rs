@@ -6,11 +6,12 @@ use rusqlite::params;
 use super::steps::delete_progress;
 use super::turns::add_turn;
 use super::tx::{Columns, Fault, Sql, Tx, instant, stored_list};
-use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
 use crate::job::{FlowId, JobId};
-use crate::keys::{self, Decision, Holders, Owner, RunAt};
-use crate::lifecycle::FAR_FUTURE;
-use crate::store::{NewMember, millis};
+use crate::rules::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
+use crate::rules::keys::{self, Decision, Holders, Owner, RunAt};
+use crate::rules::lifecycle::FAR_FUTURE;
+use crate::rules::retry::millis;
+use crate::store::NewMember;
 
 pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<EnqueuedBatch> {
     let mut batch = EnqueuedBatch {

@@ -6,12 +6,12 @@ use uuid::Uuid;
 use super::enqueue::insert_member;
 use super::steps::save_steps;
 use super::tx::{Columns, Sql, Tx, json_list, micros};
-use crate::flow::MAX_MEMBERS;
 use crate::job::{FlowId, JobId, Status};
-use crate::keys::as_written;
+use crate::rules::flow::{MAX_MEMBERS, flow_event};
+use crate::rules::keys::as_written;
 use crate::store::{
     Added, FlowFilter, FlowRecord, LinkRecord, NewChildren, NewFlow, NewLink, NewMember, NewStep,
-    ParentRecord, PutFlow, Spawned, TaskRecord, flow_event,
+    ParentRecord, PutFlow, Spawned, TaskRecord,
 };
 
 pub(super) fn put_flow(tx: &Tx<'_>, flow: &NewFlow) -> Sql<PutFlow> {

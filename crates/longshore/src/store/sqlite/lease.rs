@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::claim::read_options;
 use super::tx::{Columns, Sql, Tx};
 use crate::job::JobId;
-use crate::lifecycle::LeaseFlags;
+use crate::rules::lifecycle::LeaseFlags;
 use crate::store::{Claimed, Fenced, Lease, shared};
 
 pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>> {

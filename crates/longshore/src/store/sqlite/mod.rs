@@ -25,8 +25,8 @@ use std::path::PathBuf;
 use rusqlite::Connection;
 
 use super::{NewFlow, PutFlow, Store};
-use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
+use crate::rules::enqueue::{Enqueued, ValidJob};
 use engine::{Engine, Location};
 use tx::Tx;
 
@@ -130,7 +130,7 @@ fn location(url: &str) -> Result<Location> {
 }
 
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
-impl crate::client::CallerTransaction for &Connection {
+impl crate::store::CallerTransaction for &Connection {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         own_engine(store)?;
         Ok(enqueue::enqueue_in(&Tx::new(self), jobs)?)
@@ -152,7 +152,7 @@ fn own_engine(store: &dyn Store) -> Result<&SqliteStore> {
     })
 }
 
-impl crate::client::CallerTransaction for &rusqlite::Transaction<'_> {
+impl crate::store::CallerTransaction for &rusqlite::Transaction<'_> {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let connection: &Connection = self;
         connection.enqueue(store, jobs).await

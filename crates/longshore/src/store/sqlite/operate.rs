@@ -12,10 +12,10 @@ use super::settle::{Ended, enter_finished, free_key, newest_error, tally};
 use super::steps::delete_progress;
 use super::turns::add_turn_of_removed;
 use super::tx::{Columns, Sql, Tx};
-use crate::enqueue::ValidEdit;
 use crate::error::Error;
 use crate::job::{JobId, Outcome};
-use crate::lifecycle::{Finished, LeaseFlags, Running, State, Waiting};
+use crate::rules::enqueue::ValidEdit;
+use crate::rules::lifecycle::{Finished, LeaseFlags, Running, State, Waiting};
 use crate::store::operate::in_no_table;
 use crate::store::{DeadFilter, Operated, Operation};
 

@@ -6,9 +6,9 @@ use rusqlite::params;
 use super::advance::{FORGET_END, end_waiting};
 use super::reopen::{bring_back, candidates, reopen_members};
 use super::tx::{Columns, Sql, Tx, micros};
-use crate::flow::{self, FLOW_CANCELLED};
 use crate::job::{FlowId, JobId, Outcome};
-use crate::store::{CancelledMembers, Retention, RetriedMembers, flow_event};
+use crate::rules::flow::{self, FLOW_CANCELLED, flow_event};
+use crate::store::{CancelledMembers, Retention, RetriedMembers};
 
 /// If the walk of a cancel makes no further step for 10 s, others resume it.
 pub(super) const WALK_CUT_OFF: i64 = 10_000_000;

@@ -7,11 +7,11 @@ use rusqlite::{Row, params};
 
 use super::settle::end_alone;
 use super::tx::{Columns, HOUR, Sql, Tx, micros};
-use crate::enqueue::Options;
 use crate::error::Error;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{LeaseFlags, Running};
-use crate::retry::RetryPolicy;
+use crate::rules::enqueue::Options;
+use crate::rules::lifecycle::{LeaseFlags, Running};
+use crate::rules::retry::RetryPolicy;
 use crate::store::{Interrupted, Interruptor, Recovered, Settlement, SweepScope, warn_of_refused_worker};
 
 pub(super) fn presumed_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {

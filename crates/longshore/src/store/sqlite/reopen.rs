@@ -11,9 +11,9 @@ use super::advance::note_reopened;
 use super::enqueue::Ready;
 use super::settle::tally;
 use super::tx::{Columns, Sql, Tx};
-use crate::flow::{self, Candidate, ParentLink, Reopened};
 use crate::job::{FlowId, JobId, Outcome};
-use crate::lifecycle::FAR_FUTURE;
+use crate::rules::flow::{self, Candidate, ParentLink, Reopened};
+use crate::rules::lifecycle::FAR_FUTURE;
 
 /// The finished ones of these members that did not succeed. A member whose end was stored a moment ago is left
 /// out: its end is followed first.

@@ -15,9 +15,9 @@ use super::steps::save_waits;
 use super::turns::add_turn_of_freed;
 use super::tx::{Sql, Tx, in_order};
 use crate::error::{Error, Result};
-use crate::failure::Fingerprint;
 use crate::job::{AttemptEnd, JobId, Outcome};
-use crate::lifecycle::{Finish, Leave, Requeue};
+use crate::rules::fingerprint::Fingerprint;
+use crate::rules::lifecycle::{Finish, Leave, Requeue};
 use crate::store::{EndedBy, FailureRecord, Lease, MAX_HISTORY, Settled, Settlement, clean};
 
 /// Ends each lease that is live. The tallies are written once for the whole batch.

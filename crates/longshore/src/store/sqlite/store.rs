@@ -9,16 +9,15 @@ use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    advance, check, claim, enqueue, events, flows, groups, lease, migrate, operate, operate_flows, queues,
-    recover, retain, settle, stats, steps, workers,
+    SqliteStore, advance, check, claim, enqueue, events, flows, groups, lease, migrate, operate,
+    operate_flows, queues, recover, retain, settle, stats, steps, workers,
 };
-use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, WorkerId};
-use crate::lifecycle::State;
+use crate::rules::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
+use crate::rules::lifecycle::State;
 use crate::store::*;
 
 #[async_trait]

@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::enqueue::NewJob;
 use crate::job::JobId;
+use crate::rules::enqueue::NewJob;
 use crate::store::*;
 
 /// A folder that is deleted when the test ends.

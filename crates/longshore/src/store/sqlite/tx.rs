@@ -11,9 +11,9 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::flow::Condition;
 use crate::job::{FlowId, JobId, Outcome, WorkerId};
-use crate::lifecycle::When;
+use crate::rules::flow::Condition;
+use crate::rules::lifecycle::When;
 
 const SECOND: i64 = 1_000_000;
 pub(super) const HOUR: i64 = 60 * 60 * SECOND;

@@ -3,7 +3,7 @@
 use std::task::Poll;
 
 use longshore::api::Limits;
-use longshore::lifecycle::State;
+use longshore::rules::lifecycle::State;
 use longshore::{NewJob, Status};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;

@@ -1,7 +1,8 @@
 //! Events that jobs wait for, and the steps of a job.
 
 use longshore::Ending;
-use longshore::store::{NewStep, NewWorker, PendingWait};
+use longshore::rules::lifecycle::PendingWait;
+use longshore::store::{NewStep, NewWorker};
 use serde_json::{Value, json};
 
 use super::client::HttpClient;

@@ -1,5 +1,5 @@
 //! What an enqueue does when one of its keys belongs to another job. Pure, like
-//! [`lifecycle`](crate::lifecycle): the engines read who holds the keys, this
+//! [`lifecycle`](crate::rules::lifecycle): the engines read who holds the keys, this
 //! module decides, and the engines store the decision if the holders have not
 //! changed.
 //!
@@ -10,11 +10,68 @@
 //! their keys are in a namespace of the job's queue, so nobody can take a key of a queue that is not theirs. The
 //! engines store and compare keys without a difference between the two.
 
-#[cfg(feature = "api")]
-use crate::enqueue::MAX_KEY;
-use crate::enqueue::{EnqueuedAs, UniqueMode};
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
 use crate::job::JobId;
+
+/// Maximum length of an idempotency key or unique key, in bytes.
+pub const MAX_KEY: usize = 512;
+
+/// What an enqueue does if its unique key belongs to a live job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UniqueMode {
+    /// Return the live job, whether it waits or runs. If it is being cancelled, store a new
+    /// job that takes over the key.
+    #[default]
+    Dedupe,
+    /// Give a waiting job the new contents and the new time. If the job is running, store
+    /// a new job that takes over the key; the running job is not retried.
+    Replace,
+    /// As `Replace`, but a waiting job keeps its time.
+    PreserveRunAt,
+}
+
+impl UniqueMode {
+    /// The name used in the API, in SQL and in the command.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            UniqueMode::Dedupe => "dedupe",
+            UniqueMode::Replace => "replace",
+            UniqueMode::PreserveRunAt => "preserve_run_at",
+        }
+    }
+}
+
+impl std::str::FromStr for UniqueMode {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Self> {
+        [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt]
+            .into_iter()
+            .find(|mode| mode.as_str() == word)
+            .ok_or_else(|| {
+                Error::invalid(
+                    "unique_mode",
+                    format!("unique_mode `{word}` does not exist; use dedupe, replace or preserve_run_at"),
+                )
+            })
+    }
+}
+
+/// Whether an enqueue created a job or found an existing one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum EnqueuedAs {
+    /// A new job.
+    Created,
+    /// An existing job with the same key, unchanged.
+    Existing,
+    /// A waiting job with the same key, which now has the new contents.
+    Replaced,
+}
 
 /// Keys that start with this belong to the ticks of schedules. Callers cannot use them, so no
 /// caller can prevent a tick from creating its job.

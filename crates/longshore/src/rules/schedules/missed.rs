@@ -39,7 +39,7 @@ pub enum Missed {
 }
 
 impl Missed {
-    pub(super) fn validate(self) -> Result<Self> {
+    pub(crate) fn validate(self) -> Result<Self> {
         match self {
             Missed::All { limit } if !(1..=MAX_BACKFILL).contains(&limit) => Err(Error::invalid(
                 "missed",
@@ -81,17 +81,17 @@ impl FromStr for Missed {
 
 /// The due ticks of one schedule.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Due {
+pub(crate) struct Due {
     /// The ticks that get a job, oldest first, each with the oldest missed tick that it also
     /// covers.
-    pub(super) ticks: Vec<(DateTime<Utc>, Option<DateTime<Utc>>)>,
+    pub(crate) ticks: Vec<(DateTime<Utc>, Option<DateTime<Utc>>)>,
     /// The first tick after now.
-    pub(super) next: DateTime<Utc>,
+    pub(crate) next: DateTime<Utc>,
 }
 
 impl Due {
     /// Decides about the ticks from `first`, the schedule's next tick, up to `now`.
-    pub(super) fn of(
+    pub(crate) fn of(
         line: &CronLine,
         policy: Missed,
         first: DateTime<Utc>,

@@ -7,10 +7,6 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::client::Client;
-use crate::error::Result;
-use crate::store::EventRecord;
-
 /// What came first, as it is stored: the event by its name, so that the order in which the handler
 /// lists its waits may change; no event means that the time is up.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,10 +33,10 @@ pub(crate) enum WaitState {
     Open { until: Option<DateTime<Utc>> },
 }
 
-/// Decides how a wait for any of `events`, of which these have been emitted, stands. `time`
+/// Decides how a wait for any of several events stands, of which these have been emitted, the earliest first. `time`
 /// limits the wait; `earlier` is the deadline that the job journaled when it waited here before.
-fn decide(
-    emitted: Vec<EventRecord>,
+pub(crate) fn decide(
+    emitted: impl IntoIterator<Item = (DateTime<Utc>, Winner)>,
     time: Option<Duration>,
     earlier: Option<DateTime<Utc>>,
     now: DateTime<Utc>,
@@ -48,25 +44,10 @@ fn decide(
     // The deadline counts from the first time that the job waited here. If this version of the
     // handler has no deadline, or is the first that has one, that decides.
     let until = time.map(|time| earlier.unwrap_or(now + time));
-    let in_time = |event: &EventRecord| until.is_none_or(|until| event.emitted_at <= until);
+    let in_time = |(at, _): &(DateTime<Utc>, Winner)| until.is_none_or(|until| *at <= until);
     match emitted.into_iter().find(in_time) {
-        Some(event) => WaitState::Over(Winner { event: Some(event.name), payload: Some(event.payload) }),
+        Some((_, winner)) => WaitState::Over(winner),
         None if until.is_some_and(|until| until <= now) => WaitState::Over(Winner::TIMED_OUT),
         None => WaitState::Open { until },
-    }
-}
-
-impl Client {
-    /// Returns what ended the wait for any of these events, for at most `time`, or how long it
-    /// lasts. `earlier` is the deadline that the job journaled when it waited here before.
-    pub(crate) async fn wait_state(
-        &self,
-        events: &[String],
-        time: Option<Duration>,
-        earlier: Option<DateTime<Utc>>,
-    ) -> Result<WaitState> {
-        let now = self.now().await?;
-        let emitted = if events.is_empty() { Vec::new() } else { self.events(events).await? };
-        Ok(decide(emitted, time, earlier, now))
     }
 }

@@ -18,15 +18,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::held_keys::{HeldKeys, Turn};
-use super::{EnqueuedBatch, StoredRequest, ValidJob};
+use crate::client::wake::{BUSY, Inbox, Notifier};
 use crate::error::{Error, Result};
+use crate::job::JobRecord;
+use crate::rules::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
 use crate::store::{KeyWait, Store};
-use crate::wake::{BUSY, Inbox, Notifier};
+
+/// A request that was stored, with its result.
+#[derive(Debug)]
+pub(crate) struct StoredRequest {
+    pub(crate) enqueued: Enqueued,
+    job: ValidJob,
+    created_at: Option<DateTime<Utc>>,
+}
+
+impl StoredRequest {
+    /// The job as it was created. `None` if the request did not create it, or if an
+    /// earlier try did: then the job may have changed since, and must be read.
+    pub(crate) fn into_created_job(self) -> Option<JobRecord> {
+        let created_at = self.created_at.filter(|_| self.enqueued.how == EnqueuedAs::Created)?;
+        self.job.into_record(created_at)
+    }
+}
 
 const MAX_BATCH: usize = 1000;
 const MAX_BATCH_BYTES: usize = 8 * 1024 * 1024;
@@ -363,7 +382,7 @@ mod tests {
     use std::task::{Context, Wake};
 
     use super::*;
-    use crate::enqueue::{Enqueued, EnqueuedAs, NewJob};
+    use crate::rules::enqueue::{Enqueued, EnqueuedAs, NewJob};
     use crate::store::sqlite::SqliteStore;
 
     /// Records, at the moment a caller gets its reply, whether its wake-up has been

@@ -1,6 +1,6 @@
 //! How long a job waits after a failed attempt. Pure: maps (policy, attempt, seed) to a delay.
 //!
-//! This module owns only the delay. [`lifecycle`](crate::lifecycle) decides whether there is
+//! This module owns only the delay. [`lifecycle`](crate::rules::lifecycle) decides whether there is
 //! another attempt.
 
 use std::time::Duration;
@@ -31,22 +31,22 @@ pub enum RetryPolicy {
     /// together. The default, with 1 s and 60 s.
     Jitter {
         /// The shortest delay.
-        #[serde(rename = "base_ms", with = "millis")]
+        #[serde(rename = "base_ms", with = "as_millis")]
         base: Duration,
         /// The longest delay.
-        #[serde(rename = "cap_ms", with = "millis")]
+        #[serde(rename = "cap_ms", with = "as_millis")]
         cap: Duration,
     },
     /// `2^(attempt+1)` seconds: 4 s after the first failure, up to `cap`.
     Exponential {
         /// The longest delay.
-        #[serde(rename = "cap_ms", with = "millis")]
+        #[serde(rename = "cap_ms", with = "as_millis")]
         cap: Duration,
     },
     /// Always the same delay.
     Fixed {
         /// The delay.
-        #[serde(rename = "delay_ms", with = "millis")]
+        #[serde(rename = "delay_ms", with = "as_millis")]
         delay: Duration,
     },
     /// One delay per failed attempt; the last one repeats.
@@ -156,7 +156,7 @@ fn scramble(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-pub(crate) mod millis {
+pub(crate) mod as_millis {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer};
@@ -183,6 +183,12 @@ mod millis_list {
         let delays = Vec::<u64>::deserialize(input)?;
         Ok(delays.into_iter().map(Duration::from_millis).collect())
     }
+}
+
+/// A duration in the unit that both engines store, capped at ten years. Longer ones
+/// would make no difference.
+pub(crate) fn millis(duration: Duration) -> i64 {
+    duration.min(MAX_DELAY).as_millis().max(1) as i64
 }
 
 #[cfg(test)]

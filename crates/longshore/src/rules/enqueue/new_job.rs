@@ -6,17 +6,15 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::EnqueuedAs;
 use super::check::{
     MAX_ATTEMPTS_LIMIT, MAX_PAYLOAD, check_json, check_key, check_labels, check_name, check_options,
     check_queue, check_when,
 };
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, Status};
-use crate::keys::{self, TICK_PREFIX};
-use crate::lifecycle::When;
-use crate::retry::{MAX_DELAY, RetryPolicy};
-use crate::store::millis;
+use crate::rules::keys::{self, EnqueuedAs, TICK_PREFIX, UniqueMode};
+use crate::rules::lifecycle::When;
+use crate::rules::retry::{MAX_DELAY, RetryPolicy, millis};
 
 /// The queue of a job that does not set one.
 pub const DEFAULT_QUEUE: &str = "default";
@@ -438,48 +436,6 @@ impl ValidJob {
     /// Whether it has a key, so that an existing job may be returned instead.
     pub(crate) fn is_keyed(&self) -> bool {
         self.idempotency_key.is_some() || self.unique.is_some()
-    }
-}
-
-/// What an enqueue does if its unique key belongs to a live job.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UniqueMode {
-    /// Return the live job, whether it waits or runs. If it is being cancelled, store a new
-    /// job that takes over the key.
-    #[default]
-    Dedupe,
-    /// Give a waiting job the new contents and the new time. If the job is running, store
-    /// a new job that takes over the key; the running job is not retried.
-    Replace,
-    /// As `Replace`, but a waiting job keeps its time.
-    PreserveRunAt,
-}
-
-impl UniqueMode {
-    /// The name used in the API, in SQL and in the command.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            UniqueMode::Dedupe => "dedupe",
-            UniqueMode::Replace => "replace",
-            UniqueMode::PreserveRunAt => "preserve_run_at",
-        }
-    }
-}
-
-impl std::str::FromStr for UniqueMode {
-    type Err = Error;
-
-    fn from_str(word: &str) -> Result<Self> {
-        [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt]
-            .into_iter()
-            .find(|mode| mode.as_str() == word)
-            .ok_or_else(|| {
-                Error::invalid(
-                    "unique_mode",
-                    format!("unique_mode `{word}` does not exist; use dedupe, replace or preserve_run_at"),
-                )
-            })
     }
 }
 

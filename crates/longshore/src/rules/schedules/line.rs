@@ -10,8 +10,8 @@ use chrono_tz::{GapInfo, Tz};
 use croner::Cron;
 use croner::parser::{CronParser, Seconds, Year};
 
-use crate::enqueue::check_name;
 use crate::error::{Error, Result};
+use crate::rules::enqueue::check_name;
 
 /// A cron expression in a time zone: five fields (minute, hour, day of month,
 /// month, day of week), six with seconds first, or a nickname (`@hourly`,
@@ -122,7 +122,7 @@ impl CronLine {
     }
 
     /// The ticks after this instant, in order.
-    pub(super) fn ticks_after(&self, instant: DateTime<Utc>) -> impl Iterator<Item = DateTime<Utc>> {
+    pub(crate) fn ticks_after(&self, instant: DateTime<Utc>) -> impl Iterator<Item = DateTime<Utc>> {
         std::iter::successors(self.next_after(instant), |tick| self.next_after(*tick))
     }
 
@@ -153,7 +153,7 @@ impl CronLine {
     }
 }
 
-pub(super) fn past_the_calendar() -> Error {
+pub(crate) fn past_the_calendar() -> Error {
     Error::internal("the engine's clock is past the end of the calendar")
 }
 

@@ -5,7 +5,7 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogra
 
 use crate::client::settle::Kept;
 use crate::job::{AttemptEnd, Outcome};
-use crate::lifecycle::Leave;
+use crate::rules::lifecycle::Leave;
 use crate::store::FlowStatus;
 
 pub(crate) const STARTED: &str = "worker_jobs_started_total";

@@ -5,10 +5,10 @@ use chrono::Datelike;
 
 use super::Options;
 use crate::error::{Error, Result};
-use crate::keys::check_reserved;
-use crate::lifecycle::When;
-use crate::retry::MAX_DELAY;
-use crate::store::{ALL_QUEUES, FLOW_EVENT};
+use crate::rules::flow::FLOW_EVENT;
+use crate::rules::keys::{MAX_KEY, check_reserved};
+use crate::rules::lifecycle::When;
+use crate::rules::retry::MAX_DELAY;
 
 /// Maximum size of a payload, in bytes of JSON.
 pub const MAX_PAYLOAD: usize = 1024 * 1024;
@@ -19,8 +19,11 @@ pub const MAX_DEPTH: usize = 64;
 /// Maximum length of a kind or queue name, in bytes.
 pub const MAX_NAME: usize = 128;
 
-/// Maximum length of an idempotency key or unique key, in bytes.
-pub const MAX_KEY: usize = 512;
+/// In a worker's list of queues: every queue, including queues that have no job yet.
+pub const ALL_QUEUES: &str = "*";
+
+/// The maximum size of a kind's schema and of its defaults, in bytes of JSON.
+pub(crate) const MAX_SCHEMA: usize = 64 * 1024;
 
 const MAX_CONTEXT: usize = 16 * 1024;
 
@@ -192,8 +195,8 @@ mod tests {
     use chrono::{DateTime, Utc};
 
     use super::*;
-    use crate::enqueue::{NewJob, UniqueMode};
-    use crate::retry::RetryPolicy;
+    use crate::rules::enqueue::{NewJob, UniqueMode};
+    use crate::rules::retry::RetryPolicy;
 
     fn refused(job: NewJob) -> String {
         job.validate().unwrap_err().field().unwrap().to_owned()

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::{Condition, MAX_LINKS, MAX_TASKS};
-use crate::enqueue::{NewJob, ValidJob, check_key, check_name};
 use crate::error::{Error, Result};
 use crate::job::FlowId;
-use crate::retry::MAX_DELAY;
+use crate::rules::enqueue::{NewJob, ValidJob, check_key, check_name};
+use crate::rules::flow::{Condition, MAX_LINKS, MAX_TASKS};
+use crate::rules::retry::MAX_DELAY;
 use crate::store::{NewFlow, NewLink, NewMember};
 
 /// A task of a flow: a job with a name, and the tasks that it waits for.

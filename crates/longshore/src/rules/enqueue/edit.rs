@@ -2,7 +2,7 @@
 
 use super::NewJob;
 use crate::error::Result;
-use crate::lifecycle::When;
+use crate::rules::lifecycle::When;
 
 /// What an operator changes about a waiting job. Fields that are not set stay.
 ///

@@ -37,21 +37,19 @@
 //!
 //! | Module | Owns |
 //! |---|---|
-//! | `line` | [`CronLine`]: when an expression ticks in its time zone; pure |
-//! | `missed` | [`Missed`]: which due ticks get a job; pure |
 //! | `template` | the job that a schedule stores, and the job of one tick |
 //! | `schedule` | [`NewSchedule`] and the client's methods to manage schedules |
 //! | `fire` | the client's methods that fire due ticks |
+//!
+//! When a line ticks, and which due ticks get a job, is decided in `rules/schedules/`.
 
 mod fire;
-mod line;
-mod missed;
 mod schedule;
 mod template;
 
+pub use crate::rules::schedules::line::CronLine;
+pub use crate::rules::schedules::missed::{MAX_BACKFILL, Missed, ON_TIME};
 pub use fire::{Fired, FiredReport, Skipped, Tick, TickHook};
-pub use line::CronLine;
-pub use missed::{MAX_BACKFILL, Missed, ON_TIME};
 pub use schedule::{NewSchedule, Undeclared};
 #[cfg(feature = "api")]
 pub(crate) use template::Template;

@@ -1,16 +1,15 @@
 //! The rules of flows: what happens to the members of a flow when others end. Pure: the engines read
 //! the rows, call these functions and store what they decide.
 //!
-//! [`graph`] has the builder and its checks, `children` what a job spawns and joins. `store/*/advance.rs` store the decisions.
+//! The builder of flows and its checks are in [`client::graph`](crate::client::graph), and `store/*/advance.rs` store the
+//! decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-#[cfg(any(feature = "api", feature = "worker"))]
-pub(crate) mod children;
-pub mod graph;
+use crate::job::FlowId;
 
 /// The maximum number of links of a flow.
 pub const MAX_LINKS: usize = 100_000;
@@ -18,6 +17,14 @@ pub const MAX_LINKS: usize = 100_000;
 pub const MAX_TASKS: usize = 100_000;
 /// The maximum number of members of a flow.
 pub const MAX_MEMBERS: usize = 1_000_000;
+
+/// The prefix of the events that end a join. Callers cannot emit events with it.
+pub(crate) const FLOW_EVENT: &str = "flow-ended:";
+
+/// The name of the event that says that the children of a job have ended.
+pub(crate) fn flow_event(flow: FlowId) -> String {
+    format!("{FLOW_EVENT}{flow}")
+}
 
 /// What a task waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

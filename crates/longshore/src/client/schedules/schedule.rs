@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 
 use chrono::{DateTime, Utc};
 
-use super::line::{CronLine, past_the_calendar};
-use super::missed::Missed;
 use super::template::Template;
 use crate::client::Client;
-use crate::enqueue::{Enqueued, NewJob};
 use crate::error::{Error, Result};
+use crate::rules::enqueue::{Enqueued, NewJob};
+use crate::rules::schedules::line::{CronLine, past_the_calendar};
+use crate::rules::schedules::missed::Missed;
 use crate::store::{Schedule, Ticking};
 
 /// What happens to a stored schedule that a worker's code no longer declares.
@@ -219,7 +219,7 @@ mod tests {
     use serde_json::value::RawValue;
 
     use super::*;
-    use crate::cron::{MAX_BACKFILL, ON_TIME};
+    use crate::client::schedules::{MAX_BACKFILL, ON_TIME};
 
     fn at(text: &str) -> DateTime<Utc> {
         format!("2026-05-06T{text}Z").parse().unwrap()

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::ValidJob;
+use crate::rules::enqueue::ValidJob;
 
 #[derive(Debug, Default)]
 pub(super) struct HeldKeys(Mutex<Maps>);
@@ -132,7 +132,7 @@ impl Drop for KeyWaiter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::enqueue::{NewJob, UniqueMode};
+    use crate::rules::enqueue::{NewJob, UniqueMode};
 
     #[test]
     fn a_key_is_held_while_a_job_waits_for_it() {

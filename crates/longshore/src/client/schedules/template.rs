@@ -7,11 +7,11 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::enqueue::{NewJob, Options, UniqueMode, ValidJob};
 use crate::error::{Error, Result};
-use crate::keys::TICK_PREFIX;
-use crate::lifecycle::When;
-use crate::retry::RetryPolicy;
+use crate::rules::enqueue::{NewJob, Options, UniqueMode, ValidJob};
+use crate::rules::keys::TICK_PREFIX;
+use crate::rules::lifecycle::When;
+use crate::rules::retry::RetryPolicy;
 
 /// A schedule's job as stored: JSON text in the column `template`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -193,7 +193,7 @@ fn rfc3339(tick: DateTime<Utc>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cron::NewSchedule;
+    use crate::client::schedules::NewSchedule;
 
     fn at(text: &str) -> DateTime<Utc> {
         format!("2026-05-06T{text}Z").parse().unwrap()

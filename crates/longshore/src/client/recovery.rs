@@ -19,15 +19,10 @@ use serde_json::value::RawValue;
 use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobRecord, Status, WorkerId};
-use crate::lifecycle::{self, Interruption, Recovery, When};
+use crate::rules::lifecycle::{self, Interruption, Recovery, When};
 use crate::store::{
     EndedBy, Interrupted, Interruptor, Recovered, Settled, Settlement, SweepScope, failure_of,
 };
-
-/// The flag of resilient jobs. A worker that holds one is declared dead only after a multiple of
-/// the usual threshold, and keeps all its leases until then. Workers and sweeps use this flag by
-/// default.
-pub const INFRASTRUCTURE_RESILIENT_FLAG: &str = "infrastructure_resilient";
 
 /// The options of a sweep; the defaults are those of a worker.
 #[derive(Clone, Debug)]
@@ -299,7 +294,7 @@ impl Client {
                         report.recovered += 1;
                         report.workers.insert(candidate.lease.running.worker);
                         #[cfg(any(feature = "api", feature = "worker"))]
-                        crate::job_metrics::count_recovered(&candidate.lease.kind, &settlement.leave);
+                        crate::client::job_metrics::count_recovered(&candidate.lease.kind, &settlement.leave);
                         self.job_log.recovered(&candidate.lease, &settlement.leave);
                         if settlement.failure.is_some() {
                             self.measure_failures([(&*candidate.lease.queue, &*candidate.lease.kind)]);

@@ -21,9 +21,9 @@ use chrono::{DateTime, Utc};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::enqueue::ValidJob;
 use crate::job::WorkerId;
-use crate::lifecycle::When;
+use crate::rules::enqueue::ValidJob;
+use crate::rules::lifecycle::When;
 use crate::store::{Notice, Store};
 
 /// Subscribers in this process get at most one wake-up per queue in this time.

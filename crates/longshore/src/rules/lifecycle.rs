@@ -17,8 +17,7 @@ use serde_json::value::RawValue;
 
 use crate::error::Error;
 use crate::job::{AttemptEnd, Outcome, Status, WorkerId};
-use crate::retry::MAX_DELAY;
-use crate::store::PendingWait;
+use crate::rules::retry::MAX_DELAY;
 
 /// The error recorded for a job whose worker died.
 pub const INTERRUPTED: &str = "Job recovered after worker interruption";
@@ -154,6 +153,17 @@ pub enum Event {
     Edit,
     /// An operator deletes it.
     Delete,
+}
+
+/// What a suspended job waits for in one of its steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingWait {
+    /// The step.
+    pub step: String,
+    /// The deadline.
+    pub until: Option<DateTime<Utc>>,
+    /// The events, any of which ends the wait.
+    pub events: Vec<String>,
 }
 
 /// How an attempt ended, as its lease's holder reports it.

@@ -16,7 +16,7 @@ use tracing::Level;
 use crate::client::Client;
 use crate::client::settle::Kept;
 use crate::job::{AttemptEnd, JobId, Outcome, WorkerId};
-use crate::lifecycle::{Ending, INTERRUPTED, Leave, When};
+use crate::rules::lifecycle::{Ending, INTERRUPTED, Leave, When};
 use crate::store::{Claimed, Interrupted};
 
 const TARGET: &str = "longshore::job";

@@ -7,12 +7,12 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::line::CronLine;
-use super::missed::Due;
 use super::template::{Template, tick_key};
 use crate::client::Client;
-use crate::enqueue::{Enqueued, NewJob};
 use crate::error::{Error, Result};
+use crate::rules::enqueue::{Enqueued, NewJob};
+use crate::rules::schedules::line::CronLine;
+use crate::rules::schedules::missed::Due;
 use crate::store::{Schedule, Ticked};
 
 /// When a schedule that was locked is tried again.
