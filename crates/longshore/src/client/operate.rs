@@ -11,7 +11,7 @@ use super::operations::Seen;
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::rules::enqueue::{Edit, ValidEdit, check_name, check_queue};
-use crate::rules::lifecycle::{self, Event, State, Transition, When};
+use crate::rules::lifecycle::{self, Cancel, Retry, State, When};
 use crate::rules::turns::{MAX_WEIGHT, Rate};
 use crate::store::{
     DeadFilter, FoundGroup, GroupChange, GroupRecord, KeyWait, Operated, Operation, PlaceInLine, QueueChange,
@@ -409,31 +409,25 @@ pub(super) enum Command {
 }
 
 impl Command {
-    fn event(&self) -> Event {
-        match self {
-            Command::Cancel => Event::Cancel,
-            Command::Retry | Command::RetryWith(_) => Event::Retry,
-            Command::Redrive => Event::Redrive,
-            Command::Edit(_) => Event::Edit,
-            Command::Delete => Event::Delete,
-        }
-    }
-
     fn decide(&self, state: &State) -> Result<Operation, lifecycle::Refusal> {
-        Ok(match (lifecycle::next(state, self.event())?, self) {
-            (Transition::Finish(finish), _) => Operation::Cancel { attempts: finish.attempts },
-            (Transition::RequestCancel, _) => Operation::RequestCancel,
-            (Transition::Reopen, Command::RetryWith(edit)) => Operation::ReopenWith(edit.clone()),
-            (Transition::Reopen, _) => Operation::Reopen,
-            (Transition::RunNow, Command::RetryWith(edit)) => {
-                Operation::Rewrite(ValidEdit { when: edit.when.or(Some(When::NOW)), ..edit.clone() })
-            }
-            (Transition::RunNow, _) => Operation::RunNow,
-            (Transition::Rewrite, Command::Edit(edit)) => Operation::Rewrite(edit.clone()),
-            (Transition::Remove, _) => Operation::Remove,
-            (Transition::Rewrite | Transition::Lease { .. } | Transition::Requeue(_), _) => {
-                unreachable!("no operator's command leads to this transition")
-            }
+        Ok(match self {
+            Command::Cancel => match lifecycle::cancel(state)? {
+                Cancel::Finish(finish) => Operation::Cancel { attempts: finish.attempts },
+                Cancel::Request => Operation::RequestCancel,
+            },
+            Command::Retry => match lifecycle::retry(state)? {
+                Retry::Reopen => Operation::Reopen,
+                Retry::RunNow => Operation::RunNow,
+            },
+            Command::RetryWith(edit) => match lifecycle::retry(state)? {
+                Retry::Reopen => Operation::ReopenWith(edit.clone()),
+                Retry::RunNow => {
+                    Operation::Rewrite(ValidEdit { when: edit.when.or(Some(When::NOW)), ..edit.clone() })
+                }
+            },
+            Command::Redrive => lifecycle::redrive(state).map(|()| Operation::Reopen)?,
+            Command::Edit(edit) => lifecycle::edit(state).map(|()| Operation::Rewrite(edit.clone()))?,
+            Command::Delete => lifecycle::delete(state).map(|()| Operation::Remove)?,
         })
     }
 }

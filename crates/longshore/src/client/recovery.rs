@@ -20,7 +20,9 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobRecord, Status, WorkerId};
 use crate::rules::lifecycle::{self, Interruption, Recovery, When};
-use crate::store::{Interrupted, Interruptor, Recovered, Settled, Settlement, SweepScope, failure_of};
+use crate::store::{
+    EndedBy, Interrupted, Interruptor, Recovered, Settled, Settlement, SweepScope, failure_of,
+};
 
 /// The options of a sweep; the defaults are those of a worker.
 #[derive(Clone, Debug)]
@@ -257,7 +259,7 @@ impl Client {
         // so there are at most three rounds.
         while !found.is_empty() {
             let mut decided = Vec::with_capacity(found.len());
-            let mut batch: Vec<(Interruptor, Settlement)> = Vec::with_capacity(found.len());
+            let mut batch: Vec<Settlement> = Vec::with_capacity(found.len());
             for candidate in found {
                 let decision = match (hook.as_mut(), &candidate.job) {
                     (Some(hook), Some(job)) => hook.decide(job).await,
@@ -266,16 +268,17 @@ impl Client {
                 let lease = &candidate.lease;
                 match recovery(lease, &decision, options.interruption) {
                     Some(recovery) => {
-                        batch.push((lease.why, settlement(lease, recovery)));
+                        batch.push(settlement(lease, recovery));
                         decided.push(candidate);
                     }
                     None => report.skipped += 1,
                 }
             }
             let recovered = self.store().recover(&batch).await?;
+            debug_assert_eq!(recovered.len(), batch.len(), "one result per item, in order");
             let is_stored = |recovered: &Recovered| *recovered == Recovered::Settled(Settled::Stored);
             let due = batch.iter().zip(&decided).zip(&recovered).filter_map(
-                |(((_, settlement), candidate), recovered)| {
+                |((settlement, candidate), recovered)| {
                     // Where a limit applies, another job may start.
                     let when = settlement.leave.requeued_for().unwrap_or(When::NOW);
                     is_stored(recovered).then_some((candidate.lease.queue.as_str(), when))
@@ -285,9 +288,7 @@ impl Client {
             // Recovery may have ended members of flows.
             self.advance_soon();
             found = Vec::new();
-            for ((mut candidate, recovered), (_, settlement)) in
-                decided.into_iter().zip(recovered).zip(&batch)
-            {
+            for ((mut candidate, recovered), settlement) in decided.into_iter().zip(recovered).zip(&batch) {
                 match recovered {
                     Recovered::Settled(Settled::Stored) => {
                         report.recovered += 1;
@@ -349,6 +350,7 @@ fn settlement(job: &Interrupted, recovery: Recovery) -> Settlement {
     let leave = lifecycle::recover(&job.running, recovery);
     Settlement {
         lease: job.lease(),
+        by: EndedBy::Recovery(job.why),
         seen: Some(job.running.flags),
         failure: failure_of(&job.kind, &leave),
         leave,

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome};
 use crate::rules::enqueue::ValidJob;
 use crate::rules::lifecycle::{self, Ending, LeaseFlags, Leave, Running, When};
-use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, failure_of, storable_result};
+use crate::store::{Claimed, EndedBy, Fenced, Lease, Settled, Settlement, failure_of, storable_result};
 
 /// How an attempt ended, as its holder reports it.
 #[derive(Debug)]
@@ -27,6 +27,32 @@ pub struct Report<'a> {
     pub has_progressed: bool,
 }
 
+/// What the client needs of a report, so that a worker's own reports need no conversion.
+pub(crate) trait Reported: Sync {
+    fn claimed(&self) -> &Claimed;
+    fn ending(&self) -> &Ending;
+    fn follow_ups(&self) -> &[ValidJob];
+    fn has_progressed(&self) -> bool;
+}
+
+impl Reported for Report<'_> {
+    fn claimed(&self) -> &Claimed {
+        self.claimed
+    }
+
+    fn ending(&self) -> &Ending {
+        &self.ending
+    }
+
+    fn follow_ups(&self) -> &[ValidJob] {
+        &self.follow_ups
+    }
+
+    fn has_progressed(&self) -> bool {
+        self.has_progressed
+    }
+}
+
 /// How an attempt ended, as a holder reports it that keeps only its leases.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseReport {
@@ -36,14 +62,6 @@ pub(crate) struct LeaseReport {
     pub(crate) ending: Ending,
     /// Jobs that exist only if this report is stored.
     pub(crate) follow_ups: Vec<ValidJob>,
-}
-
-impl Report<'_> {
-    /// The state of the job as its holder knows it.
-    fn running(&self) -> Running {
-        let running = self.claimed.running();
-        if self.has_progressed { Running { attempt: 1, interruptions: 0, ..running } } else { running }
-    }
 }
 
 #[doc(hidden)]
@@ -56,7 +74,7 @@ impl Client {
     }
 
     /// As [`settle`](Self::settle), but returns what became of each job.
-    pub(crate) async fn settle_reports(&self, reports: &[Report<'_>]) -> Result<Vec<Kept>> {
+    pub(crate) async fn settle_reports(&self, reports: &[impl Reported]) -> Result<Vec<Kept>> {
         let mut results = vec![Kept::LeaseLost; reports.len()];
         let mut due: Vec<(&str, When)> = Vec::new();
         let mut has_member_ended = false;
@@ -68,30 +86,35 @@ impl Client {
         while !open.is_empty() {
             let batch: Vec<Settlement> = open.iter().map(|(i, flags)| decide(&reports[*i], *flags)).collect();
             let settled = self.store.settle(&batch).await?;
+            debug_assert_eq!(settled.len(), batch.len(), "one result per item");
             let mut again = Vec::new();
-            for (((i, _), settled), settlement) in open.into_iter().zip(settled).zip(&batch) {
+            for (((i, seen), settled), settlement) in open.into_iter().zip(settled).zip(&batch) {
+                let claimed = reports[i].claimed();
                 match settled {
                     Settled::Stored => {
                         results[i] = Kept::from(settlement);
                         if settlement.failure.is_some() {
-                            failed.push((reports[i].claimed.queue(), reports[i].claimed.kind()));
+                            failed.push((claimed.queue(), claimed.kind()));
                         }
-                        has_member_ended |= reports[i].claimed.flow().is_some()
-                            && matches!(settlement.leave, Leave::Finish(_));
-                        due.extend(due_again(settlement).map(|when| (reports[i].claimed.queue(), when)));
-                        if reports[i].claimed.gated {
+                        has_member_ended |=
+                            claimed.flow().is_some() && matches!(settlement.leave, Leave::Finish(_));
+                        due.extend(due_again(settlement).map(|when| (claimed.queue(), when)));
+                        if claimed.gated {
                             // Another job of its group may start.
-                            due.push((reports[i].claimed.queue(), When::NOW));
+                            due.push((claimed.queue(), When::NOW));
                         }
                     }
                     Settled::LeaseLost => due.extend(released_before(&reports[i])),
-                    Settled::Flagged(flags) => again.push((i, flags)),
+                    Settled::Flagged(flags) => {
+                        debug_assert!(flags.include(seen), "flags are never cleared");
+                        again.push((i, flags));
+                    }
                 }
             }
             open = again;
         }
         for report in reports {
-            self.notifier.notify_enqueued(&report.follow_ups);
+            self.notifier.notify_enqueued(report.follow_ups());
         }
         self.notifier.notify(due);
         self.measure_failures(failed);
@@ -243,29 +266,42 @@ fn due_again(settlement: &Settlement) -> Option<When> {
 /// A release of a job that never started leaves no row that a repeated release could find, so the
 /// repetition returns `LeaseLost`. The first try may have released the job without a wake-up,
 /// because its reply was lost.
-fn released_before<'r>(report: &'r Report<'_>) -> Option<(&'r str, When)> {
-    matches!(report.ending, Ending::NotStarted { .. }).then(|| (report.claimed.queue(), When::NOW))
+fn released_before<R: Reported>(report: &R) -> Option<(&str, When)> {
+    matches!(report.ending(), Ending::NotStarted { .. }).then(|| (report.claimed().queue(), When::NOW))
 }
 
-fn decide(report: &Report<'_>, flags: LeaseFlags) -> Settlement {
-    let seen = match report.ending {
+/// The state of the job as its holder knows it.
+fn running(report: &impl Reported) -> Running {
+    let running = report.claimed().running();
+    if report.has_progressed() { Running { attempt: 1, interruptions: 0, ..running } } else { running }
+}
+
+fn decide(report: &impl Reported, flags: LeaseFlags) -> Settlement {
+    let seen = match report.ending() {
         Ending::Succeeded { .. } => None,
         _ => Some(flags),
     };
-    let running = Running { flags, ..report.running() };
-    let ending = match report.ending.clone() {
+    let ending = match report.ending().clone() {
         Ending::Succeeded { result } => Ending::Succeeded { result: result.map(storable_result) },
         ending => ending,
     };
-    let leave = lifecycle::settle(&running, ending);
+    let leave = lifecycle::settle(&Running { flags, ..running(report) }, ending);
     // A job that was cancelled meanwhile waits for nothing.
-    let waits = match (&report.ending, &leave) {
+    let waits = match (report.ending(), &leave) {
         (Ending::Suspended { waits }, Leave::Requeue(_)) => waits.clone(),
         _ => Vec::new(),
     };
-    let failure = failure_of(report.claimed.kind(), &leave);
-    let follow_ups = report.follow_ups.clone();
-    Settlement { lease: report.claimed.lease(), seen, leave, follow_ups, waits, failure }
+    let failure = failure_of(report.claimed().kind(), &leave);
+    let follow_ups = report.follow_ups().to_vec();
+    Settlement {
+        lease: report.claimed().lease(),
+        by: EndedBy::Holder,
+        seen,
+        leave,
+        follow_ups,
+        waits,
+        failure,
+    }
 }
 
 /// The settlements that this report can have become if it was stored before. The job's
@@ -295,6 +331,7 @@ fn possible_settlements(lease: Lease, ending: Ending) -> impl Iterator<Item = Se
     }
     let settlement = move |running: Running| Settlement {
         lease,
+        by: EndedBy::Holder,
         seen: Some(running.flags),
         leave: lifecycle::settle(&running, ending.clone()),
         // They were stored together with the end.

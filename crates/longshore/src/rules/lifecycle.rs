@@ -108,6 +108,13 @@ pub struct LeaseFlags {
     pub superseded: bool,
 }
 
+impl LeaseFlags {
+    /// Whether all these flags are raised.
+    pub(crate) fn include(self, other: LeaseFlags) -> bool {
+        self.cancel_requested >= other.cancel_requested && self.superseded >= other.superseded
+    }
+}
+
 /// A finished job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
@@ -403,9 +410,50 @@ impl Refusal {
 
 /// The transition when `event` happens to a job in `state`.
 pub fn next(state: &State, event: Event) -> Result<Transition, Refusal> {
-    match (state, event) {
-        (State::Waiting(job), Event::Claim) => Ok(Transition::Lease { attempt: job.attempts + 1 }),
-        (State::Waiting(job), Event::Cancel) => Ok(Transition::Finish(Finish {
+    match event {
+        Event::Claim => claim(state),
+        Event::Settle(ending) => Ok(settle(running(state)?, ending).into()),
+        Event::Recover(recovery) => Ok(recover(running(state)?, recovery).into()),
+        Event::Cancel => cancel(state).map(|cancel| match cancel {
+            Cancel::Finish(finish) => Transition::Finish(finish),
+            Cancel::Request => Transition::RequestCancel,
+        }),
+        Event::Retry => retry(state).map(|retry| match retry {
+            Retry::Reopen => Transition::Reopen,
+            Retry::RunNow => Transition::RunNow,
+        }),
+        Event::Redrive => redrive(state).map(|()| Transition::Reopen),
+        Event::Edit => edit(state).map(|()| Transition::Rewrite),
+        Event::Delete => delete(state).map(|()| Transition::Remove),
+    }
+}
+
+fn claim(state: &State) -> Result<Transition, Refusal> {
+    match state {
+        State::Waiting(job) => Ok(Transition::Lease { attempt: job.attempts + 1 }),
+        State::Running(_) | State::Finished(_) => Err(Refusal::NotWaiting),
+    }
+}
+
+/// The job of a live lease.
+fn running(state: &State) -> Result<&Running, Refusal> {
+    match state {
+        State::Running(job) => Ok(job),
+        State::Waiting(_) | State::Finished(_) => Err(Refusal::LeaseLost),
+    }
+}
+
+/// What a cancel does.
+pub(crate) enum Cancel {
+    /// A waiting job ends.
+    Finish(Finish),
+    /// The holder of the lease has to stop.
+    Request,
+}
+
+pub(crate) fn cancel(state: &State) -> Result<Cancel, Refusal> {
+    match state {
+        State::Waiting(job) => Ok(Cancel::Finish(Finish {
             outcome: Outcome::Cancelled,
             attempts: job.attempts,
             interruptions: job.interruptions,
@@ -413,75 +461,114 @@ pub fn next(state: &State, event: Event) -> Result<Transition, Refusal> {
             result: None,
             history: None,
         })),
-        (State::Waiting(job), Event::Retry) if job.is_held => Err(Refusal::IsHeld),
-        (State::Waiting(_), Event::Retry) => Ok(Transition::RunNow),
-        (State::Waiting(_), Event::Edit) => Ok(Transition::Rewrite),
-        (State::Waiting(_), Event::Settle(_) | Event::Recover(_)) => Err(Refusal::LeaseLost),
-        (State::Waiting(_), Event::Redrive | Event::Delete) => Err(Refusal::NotFinished),
+        State::Running(_) => Ok(Cancel::Request),
+        State::Finished(job) => Err(Refusal::AlreadyFinished(job.outcome)),
+    }
+}
 
-        (State::Running(job), Event::Settle(ending)) => Ok(settle(job, ending).into()),
-        (State::Running(job), Event::Recover(recovery)) => Ok(recover(job, recovery).into()),
-        (State::Running(_), Event::Cancel) => Ok(Transition::RequestCancel),
-        (State::Running(_), Event::Claim) => Err(Refusal::NotWaiting),
-        (State::Running(_), Event::Retry | Event::Edit) => Err(Refusal::IsRunning),
-        (State::Running(_), Event::Redrive | Event::Delete) => Err(Refusal::NotFinished),
+/// What an operator's retry does.
+pub(crate) enum Retry {
+    /// A finished job returns to the queue.
+    Reopen,
+    /// A waiting job is due now.
+    RunNow,
+}
 
-        (State::Finished(_), Event::Retry) => Ok(Transition::Reopen),
-        (State::Finished(job), Event::Delete) if job.is_needed => Err(Refusal::IsNeeded),
-        (State::Finished(_), Event::Delete) => Ok(Transition::Remove),
-        (State::Finished(job), Event::Redrive) => match job.outcome {
-            Outcome::FailedPermanent => Ok(Transition::Reopen),
+pub(crate) fn retry(state: &State) -> Result<Retry, Refusal> {
+    match state {
+        State::Waiting(job) if job.is_held => Err(Refusal::IsHeld),
+        State::Waiting(_) => Ok(Retry::RunNow),
+        State::Running(_) => Err(Refusal::IsRunning),
+        State::Finished(_) => Ok(Retry::Reopen),
+    }
+}
+
+/// Whether a dead letter may return to the queue.
+pub(crate) fn redrive(state: &State) -> Result<(), Refusal> {
+    match state {
+        State::Waiting(_) | State::Running(_) => Err(Refusal::NotFinished),
+        State::Finished(job) => match job.outcome {
+            Outcome::FailedPermanent => Ok(()),
             outcome => Err(Refusal::NotDead(outcome)),
         },
-        (State::Finished(job), Event::Cancel | Event::Edit) => Err(Refusal::AlreadyFinished(job.outcome)),
-        (State::Finished(_), Event::Claim) => Err(Refusal::NotWaiting),
-        (State::Finished(_), Event::Settle(_) | Event::Recover(_)) => Err(Refusal::LeaseLost),
+    }
+}
+
+/// Whether the request may be changed.
+pub(crate) fn edit(state: &State) -> Result<(), Refusal> {
+    match state {
+        State::Waiting(_) => Ok(()),
+        State::Running(_) => Err(Refusal::IsRunning),
+        State::Finished(job) => Err(Refusal::AlreadyFinished(job.outcome)),
+    }
+}
+
+/// Whether the job may be removed.
+pub(crate) fn delete(state: &State) -> Result<(), Refusal> {
+    match state {
+        State::Waiting(_) | State::Running(_) => Err(Refusal::NotFinished),
+        State::Finished(job) if job.is_needed => Err(Refusal::IsNeeded),
+        State::Finished(_) => Ok(()),
     }
 }
 
 /// The transition when the holder of a live lease reports `ending`.
 pub fn settle(job: &Running, ending: Ending) -> Leave {
-    if let Ending::Succeeded { result } = ending {
-        return Leave::Finish(Finish {
-            outcome: Outcome::Succeeded,
-            attempts: job.attempt,
-            interruptions: job.interruptions,
-            error: None,
-            result,
-            history: None,
-        });
-    }
-    if job.flags.cancel_requested {
-        return cancelled(job, ending);
-    }
-    if job.flags.superseded {
-        return superseded(job, ending);
-    }
-    match ending {
-        Ending::Succeeded { .. } => unreachable!("handled above"),
-        Ending::Cancelled { .. } => cancelled(job, ending),
-        Ending::Failed { error, retry_in: Some(delay) } if job.attempt < job.max_attempts => {
-            Leave::Requeue(Requeue {
+    debug_assert!((1..=job.max_attempts).contains(&job.attempt), "{job:?}");
+    let (end, next) = match ending {
+        Ending::Succeeded { result } => {
+            return Leave::Finish(Finish {
+                outcome: Outcome::Succeeded,
                 attempts: job.attempt,
                 interruptions: job.interruptions,
-                when: When::After(delay).clamped(),
-                history: Some(AttemptEnd::Failed),
-                error: Some(error),
-            })
+                error: None,
+                result,
+                history: None,
+            });
         }
-        Ending::Failed { error, .. } => failed_permanent(job, error),
-        Ending::Snoozed { delay } => requeue_uncharged(job, When::After(delay), Some(AttemptEnd::Snoozed)),
-        Ending::Released => requeue_uncharged(job, When::NOW, Some(AttemptEnd::Released)),
-        Ending::NotStarted { run_at } => requeue_uncharged(job, When::At(run_at), None),
-        // Attempts and interruptions count since the last journaled step, and this is one.
-        Ending::Suspended { waits } => Leave::Requeue(Requeue {
-            attempts: 0,
-            interruptions: 0,
-            when: When::At(waits.iter().filter_map(|wait| wait.until).min().unwrap_or(FAR_FUTURE)).clamped(),
-            history: None,
-            error: None,
-        }),
-        Ending::Interrupted(settings) => interrupted(job, settings),
+        Ending::Failed { error, retry_in } => {
+            let next = match retry_in {
+                Some(delay) if job.attempt < job.max_attempts => Next::Requeue(When::After(delay)),
+                _ => Next::Fail,
+            };
+            (Unsuccessful::charged(job, Some(AttemptEnd::Failed), Some(error)), next)
+        }
+        Ending::Cancelled { reason } => (Unsuccessful::charged(job, None, reason), Next::Cancel),
+        Ending::Snoozed { delay } => {
+            (Unsuccessful::uncharged(job, Some(AttemptEnd::Snoozed)), Next::Requeue(When::After(delay)))
+        }
+        Ending::Released => {
+            (Unsuccessful::uncharged(job, Some(AttemptEnd::Released)), Next::Requeue(When::NOW))
+        }
+        Ending::NotStarted { run_at } => {
+            (Unsuccessful::uncharged(job, None), Next::Requeue(When::At(run_at)))
+        }
+        Ending::Suspended { waits } => {
+            let until = waits.iter().filter_map(|wait| wait.until).min().unwrap_or(FAR_FUTURE);
+            (Unsuccessful::uncharged(job, None), Next::RequeueAfterStep(When::At(until)))
+        }
+        Ending::Interrupted(settings) => {
+            let end = Unsuccessful::interrupted(job);
+            // A job that kills its worker every time must end.
+            let is_last =
+                end.interruptions > job.interruptions && end.interruptions >= settings.max_interruptions;
+            (end, if is_last { Next::Quarantine } else { Next::Requeue(When::After(settings.delay)) })
+        }
+    };
+    if job.flags.cancel_requested {
+        return end.finish(Outcome::Cancelled);
+    }
+    if job.flags.superseded {
+        return end.finish_superseded();
+    }
+    match next {
+        Next::Requeue(when) => end.requeue(job, when),
+        Next::RequeueAfterStep(when) => {
+            Unsuccessful { attempts: 0, interruptions: 0, ..end }.requeue(job, when)
+        }
+        Next::Fail => end.finish(Outcome::FailedPermanent),
+        Next::Quarantine => end.quarantine(),
+        Next::Cancel => end.finish(Outcome::Cancelled),
     }
 }
 
@@ -495,104 +582,84 @@ pub fn recover(job: &Running, recovery: Recovery) -> Leave {
             if job.flags != LeaseFlags::default() {
                 return settle(job, Ending::Interrupted(settings));
             }
-            Leave::Requeue(Requeue {
+            let end = Unsuccessful::interrupted(job);
+            Unsuccessful {
                 // A job in `ready` always has an attempt left.
-                attempts: attempts.unwrap_or(job.attempt - 1).min(job.max_attempts - 1),
-                interruptions: count_interruption(job).min(max_interruptions.max(job.interruptions)),
-                when: when.clamped(),
-                history: Some(AttemptEnd::Interrupted),
-                error: Some(INTERRUPTED.into()),
-            })
-        }
-    }
-}
-
-/// A cancel flag turns every ending except success into `cancelled`.
-fn cancelled(job: &Running, ending: Ending) -> Leave {
-    let (attempts, history, error) = match ending {
-        Ending::Failed { error, .. } => (job.attempt, Some(AttemptEnd::Failed), Some(error)),
-        Ending::Cancelled { reason } => (job.attempt, None, reason),
-        Ending::Snoozed { .. } => (job.attempt - 1, Some(AttemptEnd::Snoozed), None),
-        Ending::Released => (job.attempt - 1, Some(AttemptEnd::Released), None),
-        Ending::NotStarted { .. } | Ending::Suspended { .. } => (job.attempt - 1, None, None),
-        Ending::Interrupted(_) => {
-            (job.attempt - 1, Some(AttemptEnd::Interrupted), Some(INTERRUPTED.to_owned()))
-        }
-        Ending::Succeeded { .. } => unreachable!("a success is never cancelled"),
-    };
-    Leave::Finish(Finish {
-        outcome: Outcome::Cancelled,
-        attempts,
-        interruptions: if history == Some(AttemptEnd::Interrupted) {
-            count_interruption(job)
-        } else {
-            job.interruptions
-        },
-        error,
-        result: None,
-        history,
-    })
-}
-
-/// A job that lost its unique key to a newer one may not be requeued: two waiting jobs would
-/// share the key.
-fn superseded(job: &Running, ending: Ending) -> Leave {
-    match ending {
-        Ending::Failed { error, .. } => failed_permanent(job, error),
-        other => match cancelled(job, other) {
-            Leave::Finish(finish) => {
-                Leave::Finish(Finish { error: finish.error.or(Some(SUPERSEDED.into())), ..finish })
+                attempts: attempts.unwrap_or(end.attempts).min(job.max_attempts - 1),
+                interruptions: end.interruptions.min(max_interruptions.max(job.interruptions)),
+                ..end
             }
-            requeue => requeue,
-        },
+            .requeue(job, when)
+        }
     }
 }
 
-fn failed_permanent(job: &Running, error: String) -> Leave {
-    Leave::Finish(Finish {
-        outcome: Outcome::FailedPermanent,
-        attempts: job.attempt,
-        interruptions: job.interruptions,
-        error: Some(error),
-        result: None,
-        history: Some(AttemptEnd::Failed),
-    })
+/// What becomes of a job after an attempt without success, unless a flag decides.
+enum Next {
+    Requeue(When),
+    /// The attempt ended in a journaled step, and attempts and interruptions count since the last one.
+    RequeueAfterStep(When),
+    Fail,
+    Quarantine,
+    Cancel,
 }
 
-fn requeue_uncharged(job: &Running, when: When, history: Option<AttemptEnd>) -> Leave {
-    Leave::Requeue(Requeue {
-        attempts: job.attempt - 1,
-        interruptions: job.interruptions,
-        when: when.clamped(),
-        history,
-        error: None,
-    })
+/// An attempt without success, and how it counts.
+struct Unsuccessful {
+    attempts: u16,
+    interruptions: u16,
+    history: Option<AttemptEnd>,
+    error: Option<String>,
 }
 
-/// An interruption is not charged, but it is counted: a job that kills its worker every time
-/// must end.
-fn interrupted(job: &Running, settings: Interruption) -> Leave {
-    let interruptions = count_interruption(job);
-    if interruptions > job.interruptions && interruptions >= settings.max_interruptions {
-        return Leave::Finish(Finish {
-            outcome: Outcome::FailedPermanent,
+impl Unsuccessful {
+    fn charged(job: &Running, history: Option<AttemptEnd>, error: Option<String>) -> Self {
+        Unsuccessful { attempts: job.attempt, interruptions: job.interruptions, history, error }
+    }
+
+    fn uncharged(job: &Running, history: Option<AttemptEnd>) -> Self {
+        Unsuccessful { attempts: job.attempt - 1, interruptions: job.interruptions, history, error: None }
+    }
+
+    /// An interruption is not charged, but it is counted.
+    fn interrupted(job: &Running) -> Self {
+        Unsuccessful {
             attempts: job.attempt - 1,
-            interruptions,
-            error: Some(format!(
-                "Quarantined after {interruptions} worker interruptions; \
-                 find out why its workers die, then retry it"
-            )),
-            result: None,
+            interruptions: count_interruption(job),
             history: Some(AttemptEnd::Interrupted),
-        });
+            error: Some(INTERRUPTED.into()),
+        }
     }
-    Leave::Requeue(Requeue {
-        attempts: job.attempt - 1,
-        interruptions,
-        when: When::After(settings.delay).clamped(),
-        history: Some(AttemptEnd::Interrupted),
-        error: Some(INTERRUPTED.into()),
-    })
+
+    fn finish(self, outcome: Outcome) -> Leave {
+        let Unsuccessful { attempts, interruptions, history, error } = self;
+        Leave::Finish(Finish { outcome, attempts, interruptions, error, result: None, history })
+    }
+
+    /// A job that lost its unique key to a newer one may not be requeued: two waiting jobs would
+    /// share the key.
+    fn finish_superseded(self) -> Leave {
+        let outcome = match self.history {
+            Some(AttemptEnd::Failed) => Outcome::FailedPermanent,
+            _ => Outcome::Cancelled,
+        };
+        let error = self.error.or_else(|| Some(SUPERSEDED.into()));
+        Unsuccessful { error, ..self }.finish(outcome)
+    }
+
+    fn quarantine(self) -> Leave {
+        let error = format!(
+            "Quarantined after {} worker interruptions; find out why its workers die, then retry it",
+            self.interruptions
+        );
+        Unsuccessful { error: Some(error), ..self }.finish(Outcome::FailedPermanent)
+    }
+
+    fn requeue(self, job: &Running, when: When) -> Leave {
+        debug_assert!(self.attempts < job.max_attempts, "a waiting job has an attempt left: {job:?}");
+        let Unsuccessful { attempts, interruptions, history, error } = self;
+        Leave::Requeue(Requeue { attempts, interruptions, when: when.clamped(), history, error })
+    }
 }
 
 /// The number of interruptions including this one. The first always counts, because it was not

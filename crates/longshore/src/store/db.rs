@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::KeyWait;
+use super::inspect::Pages;
 use super::moves::Moves;
 use crate::error::{Error, Result};
 use crate::job::{FlowId, JobId, OperationId, WorkerId};
@@ -84,9 +85,9 @@ pub(crate) trait Db: Send {
     }
 }
 
-/// What a procedure runs on: statements that both engines run, and moves of jobs between tables.
-pub(crate) trait Rows: Db + Moves {}
-impl<R: Db + Moves> Rows for R {}
+/// What a procedure runs on: statements that both engines run, moves of jobs between tables, and parts of lists.
+pub(crate) trait Rows: Db + Moves + Pages {}
+impl<R: Db + Moves + Pages> Rows for R {}
 
 /// Runs procedures: owns transactions, connections, deadlines and retries.
 #[async_trait]
@@ -163,6 +164,8 @@ pub(super) enum Atomicity {
     LongSnapshot,
     /// As `Together`. The statements find each of their rows through an index, whatever the planner expects.
     TogetherIndexed,
+    /// It only reads, and all statements see the rows of one moment. They find each of their rows through an index.
+    OneMoment,
 }
 
 /// What happens if another client's open transaction has locked a row. On SQLite there is one writer, so none is.
@@ -199,6 +202,11 @@ impl How {
     /// Stores all statements together or none.
     pub(crate) const fn together(self) -> Self {
         How { atomicity: Atomicity::Together, ..self }
+    }
+
+    /// Reads everything as it is at one moment.
+    pub(crate) const fn of_one_moment(self) -> Self {
+        How { atomicity: Atomicity::OneMoment, ..self }
     }
 
     /// Stores all statements together or none, and fails as locked if one waits for longer than this.
@@ -414,8 +422,8 @@ column! {
     i32 { Value::Int(v) => v.try_into().ok() }
     i16 { Value::Int(v) => v.try_into().ok() }
     u64 { Value::Int(v) => v.try_into().ok() }
-    u16 { Value::Int(v) => v.try_into().ok() }
     u32 { Value::Int(v) => v.try_into().ok() }
+    u16 { Value::Int(v) => v.try_into().ok() }
     String { Value::Text(v) => Some(v) }
     [u8; 32] { Value::Bytes(v) => v.try_into().ok() }
     Uuid {

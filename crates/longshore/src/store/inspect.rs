@@ -1,16 +1,197 @@
-//! Reading jobs: filters, where a list finds its jobs, and pages. The record of one job is
-//! in [`job`](crate::job). The engines read the tables.
+//! Reading jobs: one job with its history, filters, where a list finds its jobs, and pages. [`record`] has the columns of
+//! a job. The engines walk the tables and read the jobs of a page, each with its own statements.
 
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::db::{Engine, How, Row, Rows, Sql, Statement, args, column, one};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, Status};
 use crate::rules::fingerprint::Fingerprint;
 use crate::rules::keys::stored_forms;
+
+pub(super) mod record;
+
+/// Reading jobs.
+#[async_trait]
+pub trait Lists {
+    /// Returns one job with its history.
+    async fn get(&self, id: JobId) -> Result<Option<JobRecord>>;
+
+    /// Lists a page of jobs, newest first, as they are at one moment. Looks for matches
+    /// until the page is full or the filter's `search_time` has passed, so a page may be
+    /// short although there is a next one. If at most 10,000 jobs of a queue wait or run, a
+    /// list of its waiting or running jobs finds them at once, however many other jobs there
+    /// are; so does a list of the queue while few jobs are finished.
+    async fn list(&self, filter: &ListFilter) -> Result<Page>;
+
+    /// Lists up to `limit` newest jobs, up to `limit` running ones, and `also`,
+    /// without payloads. Each job is listed once, oldest first; ids in `also` that do
+    /// not exist are left out.
+    async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>>;
+}
+
+#[async_trait]
+impl<E: Engine> Lists for E {
+    async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
+        self.call(How::READ, id, |rows, id| Box::pin(record::get(rows, *id))).await
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        filter.validate()?;
+        // A job that moves to another table meanwhile is listed once, with the status that matched.
+        self.call(How::SLOW_READ.of_one_moment(), filter.clone(), |rows, filter| Box::pin(list(rows, filter)))
+            .await
+    }
+
+    async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
+        self.call(How::SLOW_READ, (limit, also.to_vec()), |rows, (limit, also)| {
+            Box::pin(glance(rows, *limit, also))
+        })
+        .await
+    }
+}
+
+/// The parts of a list for which each engine has its own statements.
+#[async_trait]
+pub(crate) trait Pages: Send {
+    /// The live jobs that match; `None` if there are too many to sort them.
+    async fn live_jobs(&mut self, filter: &ListFilter, live: Live) -> Sql<Option<Vec<JobId>>>;
+
+    /// One step of a walk through a table.
+    async fn walk(&mut self, filter: &ListFilter, walk: Walk, step: Step) -> Sql<Walked>;
+
+    /// Reads jobs until their size exceeds the limit of a page. Returns also the last one before the limit if it was
+    /// exceeded.
+    async fn page(&mut self, ids: &[JobId], payloads: Payloads) -> Sql<(Vec<JobRecord>, Option<JobId>)>;
+}
+
+async fn list(rows: &mut dyn Rows, filter: &ListFilter) -> Sql<Page> {
+    let keys = filter.stored_keys();
+    let found = match &keys {
+        Some(keys) => by_key(rows, filter, keys).await?,
+        None => {
+            let mut searched = Vec::new();
+            for filter in filter.searches() {
+                searched.push(search(rows, &filter).await?);
+            }
+            merge(filter, searched)
+        }
+    };
+    debug_assert!(found.ids.is_sorted_by(|a, b| a >= b), "a page is newest first");
+    let (jobs, end) = rows.page(&found.ids, filter.payloads).await?;
+    let page = match keys {
+        Some(_) => filter.page_by_key(jobs),
+        None => Page { jobs, next: found.next, next_offset: found.next_offset },
+    };
+    Ok(match end {
+        Some(end) => Page { next: Some(end), next_offset: 0, ..page },
+        None => page,
+    })
+}
+
+static BY_IDEMPOTENCY_KEY: Statement = Statement::new(
+    "
+    select id
+      from longshore.jobs
+     where idempotency_key = any($1::text[])
+     union all
+    select job
+      from longshore.merged_requests
+     where idempotency_key = any($1::text[])",
+);
+
+static BY_UNIQUE_KEY: Statement = Statement::new(
+    "
+    select job as id
+      from longshore.keys
+     where key = any($1::text[])",
+);
+
+/// The jobs of a key, newest first. The other conditions are tested on their records.
+async fn by_key(rows: &mut dyn Rows, filter: &ListFilter, keys: &[String]) -> Sql<Found> {
+    let statement = if filter.idempotency_key.is_some() { &BY_IDEMPOTENCY_KEY } else { &BY_UNIQUE_KEY };
+    let mut ids: Vec<JobId> = column(rows.rows(statement, args![keys]).await?, "id")?;
+    ids.sort_unstable_by(|a, b| b.cmp(a));
+    ids.dedup();
+    Ok(Found { ids, next: None, next_offset: 0 })
+}
+
+async fn search(rows: &mut dyn Rows, filter: &ListFilter) -> Sql<Searched> {
+    let started = Instant::now();
+    let finished =
+        if filter.may_ask_tallies() { finished_jobs(rows, filter).await? } else { FinishedJobs::Many };
+    let live = filter.live(finished);
+    let live_ids = match live {
+        Some(live) => rows.live_jobs(filter, live).await?,
+        None => None,
+    };
+    let walk = filter.walk(live.filter(|_| live_ids.is_some()), finished);
+    let mut search = Search::new(filter, live_ids.unwrap_or_default(), walk, started);
+    while let (Some(walk), Some(step)) = (walk, search.next_step()) {
+        let step_started = Instant::now();
+        let walked = rows.walk(filter, walk, step).await?;
+        debug_assert!(walked.ids.is_sorted_by(|a, b| a > b), "a walk finds its rows from new to old");
+        debug_assert!(walked.ids.len() <= step.wanted as usize, "a walk stops when the page is full");
+        search.add_step(step, walked, step_started.elapsed());
+    }
+    Ok(search.finish())
+}
+
+static COUNT_KEPT: Statement = Statement::new(
+    "
+    select coalesce(sum(kept) filter (
+             where ($1::text is null or queue = $1)
+               and ($2::text is null or kind = $2)
+               and ($3::text is null or outcome::text = $3)), 0)::int8 as matching,
+           coalesce(sum(kept), 0)::int8 as kept
+      from longshore.tallies",
+);
+
+async fn finished_jobs(rows: &mut dyn Rows, filter: &ListFilter) -> Sql<FinishedJobs> {
+    let status = filter.status().map(Status::as_str);
+    let mut row = one(rows.row(&COUNT_KEPT, args![&filter.queue, &filter.kind, status]).await?)?;
+    Ok(FinishedJobs::of(row.take("matching")?, row.take("kept")?))
+}
+
+static GLANCE: Statement = Statement::new(
+    "
+    select s.id, s.kind, s.queue, s.status, s.attempts, s.cancel_requested, s.created_at, s.finished_at
+      from longshore.job_status s
+     where s.id = any(array(
+             select newest.id
+               from (select id from longshore.jobs order by id desc limit $1) as newest
+              union
+             select live.id
+               from (select id from longshore.running order by id desc limit $1) as live
+              union
+             select also.id
+               from unnest($2::uuid[]) as also(id)))
+       and s.status is not null   -- in no table: `check` reports it
+     order by s.id",
+);
+
+async fn glance(rows: &mut dyn Rows, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>> {
+    let read = |mut row: Row| {
+        let status = row.parse("status", str::parse)?;
+        Ok(Glance {
+            id: row.take("id")?,
+            kind: row.take("kind")?,
+            queue: row.take("queue")?,
+            status,
+            attempts: row.take("attempts")?,
+            // The view of an older version shows it only for running jobs.
+            cancel_requested: row.take("cancel_requested")? || status == Status::Cancelled,
+            created_at: row.take("created_at")?,
+            ended_at: row.take("finished_at")?,
+        })
+    };
+    rows.rows(&GLANCE, args![limit, also]).await?.into_iter().map(read).collect()
+}
 
 /// A short summary of a job, without its payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -12,11 +12,8 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
-
 use crate::BoxFuture;
 use crate::error::{Error, Result};
-use crate::job::{JobId, JobRecord};
 
 mod advance;
 mod caller;
@@ -71,10 +68,7 @@ pub(crate) use groups::next_start;
 pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSearch, Groups, PlaceInLine};
 pub(crate) use history::bucket_of;
 pub use history::{Detail, History, HistoryFilter, Measured, NewMeasure, What};
-pub(crate) use inspect::{
-    FinishedJobs, Found, Live, PageBuilder, Search, Searched, Step, Walk, Walked, merge,
-};
-pub use inspect::{Glance, ListFilter, Page, Payloads};
+pub use inspect::{Glance, ListFilter, Lists, Page, Payloads};
 #[cfg(feature = "api")]
 pub(crate) use kinds::TOO_MANY_KINDS;
 pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, NewKind, Schemas};
@@ -92,7 +86,7 @@ pub use queues::{QueueChange, QueueList, QueueRecord, Queues};
 pub use recover::{INFRASTRUCTURE_RESILIENT_FLAG, Interrupted, Interruptor, Recovered, Recovery, SweepScope};
 pub use retain::{Retained, Retaining, Retention};
 pub use schedules::{Schedule, Schedules, Ticked, Ticking};
-pub use settle::{MAX_HISTORY, Settled, Settlement, Settling};
+pub use settle::{EndedBy, MAX_HISTORY, Settled, Settlement, Settling};
 pub use stats::{Ahead, Count, Stats, Tallied};
 #[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) use steps::check_journal;
@@ -105,7 +99,7 @@ pub(crate) use notices::NoticeSender;
 #[cfg(feature = "postgres")]
 pub(crate) use notices::WeakNoticeSender;
 pub(crate) use recover::warn_of_refused_worker;
-pub(crate) use settle::{EndedBy, clean, failure_of, storable_result};
+pub(crate) use settle::{clean, failure_of, storable_result};
 pub(crate) use stats::{Tally, add_up, in_order, start_of};
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
@@ -149,7 +143,6 @@ async fn open_engine(url: &str) -> Result<Arc<dyn Store>> {
 /// Every operation is one statement or one short transaction. "Now" always means the
 /// engine's clock. An operation on a batch returns one result per item, in the order
 /// of the items.
-#[async_trait]
 pub trait Store:
     Checks
     + Claiming
@@ -165,6 +158,7 @@ pub trait Store:
     + History
     + Kinds
     + Leases
+    + Lists
     + Migrating
     + Notifying
     + Operate
@@ -183,20 +177,40 @@ pub trait Store:
     + Sync
     + std::fmt::Debug
 {
-    // ---- inspect ----------------------------------------------------------
+}
 
-    /// Returns one job with its history.
-    async fn get(&self, id: JobId) -> Result<Option<JobRecord>>;
-
-    /// Lists a page of jobs, newest first, as they are at one moment. Looks for matches
-    /// until the page is full or the filter's `search_time` has passed, so a page may be
-    /// short although there is a next one. If at most 10,000 jobs of a queue wait or run, a
-    /// list of its waiting or running jobs finds them at once, however many other jobs there
-    /// are; so does a list of the queue while few jobs are finished.
-    async fn list(&self, filter: &ListFilter) -> Result<Page>;
-
-    /// Lists up to `limit` newest jobs, up to `limit` running ones, and `also`,
-    /// without payloads. Each job is listed once, oldest first; ids in `also` that do
-    /// not exist are left out.
-    async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>>;
+impl<S> Store for S where
+    S: Checks
+        + Claiming
+        + EngineOf
+        + Enqueue
+        + ErrorGroups
+        + Events
+        + FlowCommands
+        + FlowUpkeep
+        + Flows
+        + GroupSearch
+        + Groups
+        + History
+        + Kinds
+        + Leases
+        + Lists
+        + Migrating
+        + Notifying
+        + Operate
+        + Operations
+        + QueueList
+        + Queues
+        + Recovery
+        + Retaining
+        + Schedules
+        + Settling
+        + Stats
+        + Steps
+        + Tokens
+        + Workers
+        + Send
+        + Sync
+        + std::fmt::Debug
+{
 }

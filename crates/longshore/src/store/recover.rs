@@ -154,7 +154,7 @@ pub trait Recovery {
     /// one more condition: unless the handler hung, the holder must be dead or
     /// unknown when the item is stored. Does not wait for locked rows. An item that
     /// cannot be stored now is deferred and does not affect the others.
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>>;
+    async fn recover(&self, recoveries: &[Settlement]) -> Result<Vec<Recovered>>;
 }
 
 /// Logs that the database refused to declare a worker dead.

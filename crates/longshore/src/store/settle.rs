@@ -22,6 +22,8 @@ pub const MAX_HISTORY: i32 = 100;
 pub struct Settlement {
     /// The lease to end.
     pub lease: Lease,
+    /// Which side ends it.
+    pub by: EndedBy,
     /// The flags that the decision was made from; `None` if it does not depend on
     /// them.
     pub seen: Option<LeaseFlags>,
@@ -55,6 +57,20 @@ impl Settlement {
     /// job's state.
     pub(crate) fn is_alone(&self) -> bool {
         !self.follow_ups.is_empty() || !self.waits.is_empty()
+    }
+
+    /// Whether its parts agree: a success has nothing to record, only a requeue waits, and only an error belongs to a group.
+    pub(crate) fn is_sound(&self) -> bool {
+        match &self.leave {
+            Leave::Finish(finish) => {
+                let is_success = finish.outcome == Outcome::Succeeded;
+                self.waits.is_empty()
+                    && (self.failure.is_none() || finish.error.is_some())
+                    && (finish.result.is_none() || is_success)
+                    && (!is_success || (finish.error.is_none() && finish.history.is_none()))
+            }
+            Leave::Requeue(requeue) => self.failure.is_none() || requeue.error.is_some(),
+        }
     }
 
     /// The same, for a job whose event has been emitted.
@@ -110,7 +126,7 @@ pub trait Settling {
 
 /// Which side ends a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EndedBy {
+pub enum EndedBy {
     /// The worker that holds it.
     Holder,
     /// A sweeper, for this reason.

@@ -16,7 +16,7 @@ use super::registry::Route;
 use super::run_times::SlotClock;
 use super::shared::Shared;
 use crate::catch_panic::{CatchPanic, panic_message};
-use crate::rules::lifecycle::{Ending, PendingWait};
+use crate::rules::lifecycle::Ending;
 use crate::store::Fenced;
 
 /// How long a handler may continue after its timeout fired its stop token.
@@ -128,16 +128,15 @@ async fn run_attempt(shared: &Arc<Shared>, clock: &SlotClock, handler: &dyn Hand
     let timeout = claimed.timeout();
     let timed_out = || attempt.control.stop(StopReason::TimedOut);
     attempt.journal.suspension.allow();
-    let suspended = attempt.journal.suspension.suspended();
-    let end = within_timeout(timeout, timed_out, attempt.control.aborted(), suspended, work).await;
+    let suspended =
+        async { Err(Failure(Verdict::Suspended { waits: attempt.journal.suspension.suspended().await })) };
+    let panicked = |message: &str| Err(panicked(message));
+    let result =
+        within_timeout(timeout, timed_out, attempt.control.aborted(), suspended, panicked, work).await;
     attempt.journal.suspension.end();
-    let ending = match end {
-        End::Returned(result) => ending(&attempt, result, |attempt| handler.backoff(attempt)),
-        End::Panicked(message) => {
-            ending(&attempt, Err(panicked(&message)), |attempt| handler.backoff(attempt))
-        }
-        End::Dropped => unfinished(&attempt, timeout),
-        End::Suspended(waits) => Ending::Suspended { waits },
+    let ending = match result {
+        Some(result) => ending(&attempt, result, |attempt| handler.backoff(attempt)),
+        None => unfinished(&attempt, timeout),
     };
     let ending = after_run(shared, &attempt, ending).await;
     if let Ending::Failed { .. } = ending {
@@ -183,11 +182,12 @@ async fn run_batch(
     let timeout = ready.iter().filter_map(|attempt| attempt.claimed.timeout()).min();
     let timed_out = || ready.iter().for_each(|attempt| attempt.control.stop(StopReason::TimedOut));
     let (aborted, never) = (batch_aborted(&ready), std::future::pending());
-    let end = within_timeout(timeout, timed_out, aborted, never, handler.run(ready.clone())).await;
-    let results: Vec<Option<Result<(), Failure>>> = match end {
-        End::Returned(results) => results.into_iter().map(Some).collect(),
-        End::Panicked(message) => ready.iter().map(|_| Some(Err(panicked(&message)))).collect(),
-        End::Dropped | End::Suspended(_) => ready.iter().map(|_| None).collect(),
+    let panicked = |message: &str| ready.iter().map(|_| Err(panicked(message))).collect();
+    let results =
+        within_timeout(timeout, timed_out, aborted, never, panicked, handler.run(ready.clone())).await;
+    let results: Vec<Option<Result<(), Failure>>> = match results {
+        Some(results) => results.into_iter().map(Some).collect(),
+        None => ready.iter().map(|_| None).collect(),
     };
     ready[0].kind.run_time.record(began.elapsed(), ready.len());
     for (attempt, result) in ready.into_iter().zip(results) {
@@ -247,41 +247,33 @@ async fn may_start(shared: &Shared, attempt: &Attempt) -> bool {
     }
 }
 
-/// How a handler's call ended.
-enum End<T> {
-    Returned(T),
-    Panicked(String),
-    /// It was aborted, or did not stop in time after its timeout.
-    Dropped,
-    /// It waits for these, and was dropped.
-    Suspended(Vec<PendingWait>),
-}
-
+/// The result of a handler's call. It is `panicked`'s if the handler panics, and `suspended`'s if it is dropped because it
+/// waits; `None` if it is dropped because it was aborted, or because it does not stop in time after its timeout.
 async fn within_timeout<T>(
     timeout: Option<Duration>,
     timed_out: impl FnOnce(),
     aborted: impl Future<Output = ()>,
-    suspended: impl Future<Output = Vec<PendingWait>>,
+    suspended: impl Future<Output = T>,
+    panicked: impl FnOnce(&str) -> T,
     work: super::handler::HandlerFuture<T>,
-) -> End<T> {
+) -> Option<T> {
     let mut work = CatchPanic::new(work);
-    let ended = |done: Result<T, Box<dyn std::any::Any + Send>>| match done {
-        Ok(value) => End::Returned(value),
-        Err(panic) => End::Panicked(panic_message(&*panic).to_owned()),
+    let ended = |done: Result<T, Box<dyn std::any::Any + Send>>| {
+        Some(done.unwrap_or_else(|panic| panicked(panic_message(&*panic))))
     };
     tokio::pin!(aborted, suspended);
     tokio::select! {
         biased;
         done = &mut work => return ended(done),
-        () = &mut aborted => return End::Dropped,
-        waits = &mut suspended => return End::Suspended(waits),
+        () = &mut aborted => return None,
+        suspended = &mut suspended => return Some(suspended),
         () = sleep(timeout) => timed_out(),
     }
     tokio::select! {
         biased;
         done = &mut work => ended(done),
-        () = &mut aborted => End::Dropped,
-        () = tokio::time::sleep(STOP_TIMEOUT) => End::Dropped,
+        () = &mut aborted => None,
+        () = tokio::time::sleep(STOP_TIMEOUT) => None,
     }
 }
 
@@ -304,10 +296,10 @@ fn ending(
         Ok(()) => return Ending::Succeeded { result: attempt.take_result() },
         Err(Failure(verdict)) => verdict,
     };
-    // A failure after a stop was requested is a consequence of the stop.
-    match attempt.control.reason() {
-        None | Some(StopReason::Cancelled) => {}
-        Some(_) => return unfinished(attempt, claimed.timeout()),
+    match (attempt.control.reason(), &verdict) {
+        (None | Some(StopReason::Cancelled), _) | (Some(_), Verdict::Suspended { .. }) => {}
+        // A failure after a stop was requested is a consequence of the stop.
+        (Some(_), _) => return unfinished(attempt, claimed.timeout()),
     }
     match verdict {
         Verdict::Retry { error, after } => {
@@ -329,6 +321,7 @@ fn ending(
         Verdict::Permanent { error } => Ending::Failed { error, retry_in: None },
         Verdict::Snooze { delay } => Ending::Snoozed { delay },
         Verdict::Cancelled { reason } => Ending::Cancelled { reason },
+        Verdict::Suspended { waits } => Ending::Suspended { waits },
     }
 }
 

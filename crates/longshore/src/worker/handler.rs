@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::context::{Attempt, Context};
 use crate::rules::enqueue::{DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, NewJob, UniqueMode};
+use crate::rules::lifecycle::PendingWait;
 use crate::rules::retry::RetryPolicy;
 
 /// A typed job: its payload, its defaults, and the work itself.
@@ -148,10 +149,23 @@ pub trait Executor: Send + Sync + 'static {
 pub struct Failure(pub(super) Verdict);
 
 pub(super) enum Verdict {
-    Retry { error: String, after: Option<Duration> },
-    Permanent { error: String },
-    Snooze { delay: Duration },
-    Cancelled { reason: Option<String> },
+    Retry {
+        error: String,
+        after: Option<Duration>,
+    },
+    Permanent {
+        error: String,
+    },
+    Snooze {
+        delay: Duration,
+    },
+    Cancelled {
+        reason: Option<String>,
+    },
+    /// The handler was dropped, because it waits for these. Only the runner returns it.
+    Suspended {
+        waits: Vec<PendingWait>,
+    },
 }
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -199,6 +213,7 @@ impl fmt::Debug for Failure {
             Verdict::Cancelled { reason } => {
                 write!(f, "cancelled: {}", reason.as_deref().unwrap_or("no reason given"))
             }
+            Verdict::Suspended { waits } => write!(f, "suspended until {waits:?}"),
         }
     }
 }

@@ -11,11 +11,12 @@ use super::context::{Attempt, StopReason};
 use super::hooks::call;
 use super::shared::{Phase, Shared};
 use crate::client::job_metrics::outcome_label;
-use crate::client::{self, settle::Kept};
+use crate::client::settle::{Kept, Reported};
 use crate::error::Error;
 use crate::job::{AttemptEnd, Outcome};
 use crate::rules::enqueue::ValidJob;
 use crate::rules::lifecycle::Ending;
+use crate::store::Claimed;
 
 const MAX_BATCH: usize = 1000;
 const MAX_BATCH_BYTES: usize = 8 << 20;
@@ -32,6 +33,24 @@ pub(super) struct AttemptReport {
     follow_ups: Vec<ValidJob>,
     /// How long the handler ran, if it did.
     ran: Option<Duration>,
+}
+
+impl Reported for AttemptReport {
+    fn claimed(&self) -> &Claimed {
+        &self.attempt.claimed
+    }
+
+    fn ending(&self) -> &Ending {
+        &self.ending
+    }
+
+    fn follow_ups(&self) -> &[ValidJob] {
+        &self.follow_ups
+    }
+
+    fn has_progressed(&self) -> bool {
+        self.attempt.journal.has_progressed()
+    }
 }
 
 impl AttemptReport {
@@ -106,7 +125,7 @@ async fn settle(shared: &Arc<Shared>, batch: Vec<AttemptReport>) {
     let mut delay = FIRST_RETRY_DELAY;
     loop {
         let began = Instant::now();
-        let error = match store(shared, &batch).await {
+        let error = match shared.client.settle_reports(&batch).await {
             Ok(kept) => {
                 shared.metrics.settled(batch.len(), began.elapsed());
                 return finish(shared, batch, kept);
@@ -139,7 +158,7 @@ async fn settle_alone(shared: Arc<Shared>, mut report: AttemptReport) {
     let (mut delay, mut tries) = (FIRST_RETRY_DELAY, 0);
     loop {
         tries += 1;
-        let error = match store(&shared, std::slice::from_ref(&report)).await {
+        let error = match shared.client.settle_reports(std::slice::from_ref(&report)).await {
             Ok(kept) => return finish(&shared, vec![report], kept),
             Err(error) => error,
         };
@@ -155,20 +174,6 @@ async fn settle_alone(shared: Arc<Shared>, mut report: AttemptReport) {
         }
         delay = (delay * 2).min(MAX_RETRY_DELAY);
     }
-}
-
-async fn store(shared: &Shared, batch: &[AttemptReport]) -> crate::Result<Vec<Kept>> {
-    // `client::Report` borrows the claim, so the list is rebuilt for each try.
-    let reports: Vec<client::Report<'_>> = batch
-        .iter()
-        .map(|item| client::Report {
-            claimed: &item.attempt.claimed,
-            ending: item.ending.clone(),
-            follow_ups: item.follow_ups.clone(),
-            has_progressed: item.attempt.journal.has_progressed(),
-        })
-        .collect();
-    shared.client.settle_reports(&reports).await
 }
 
 /// Turns a success into a failed attempt, because the database refuses its result or its

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use longshore::rules::lifecycle::{self, Recovery};
-use longshore::store::{Beat, Claimed, Recovered, Settled, Settlement};
+use longshore::store::{Beat, Claimed, EndedBy, Recovered, Settled, Settlement};
 use longshore::{
     AttemptEnd, Decision, InterruptedJob, Interruption, Interruptor, JobId, NewJob, RetryPolicy, Status,
     SweepMode, SweepOptions, SweepReport, SweepScope, When, WorkerId,
@@ -68,7 +68,7 @@ async fn candidates(fixture: &Fixture, scope: &SweepScope) -> Vec<(JobId, Interr
 }
 
 /// The settlement that a sweeper stores by default.
-fn default_recovery(claimed: &Claimed) -> Settlement {
+fn default_recovery(claimed: &Claimed, why: Interruptor) -> Settlement {
     let running = lifecycle::Running {
         lease_no: claimed.lease().lease_no,
         worker: claimed.lease().worker,
@@ -80,6 +80,7 @@ fn default_recovery(claimed: &Claimed) -> Settlement {
     };
     Settlement {
         lease: claimed.lease(),
+        by: EndedBy::Recovery(why),
         seen: Some(Default::default()),
         leave: lifecycle::recover(&running, Recovery::Default(Interruption::default())),
         follow_ups: Vec::new(),
@@ -588,7 +589,7 @@ async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(fixture: Fixture) 
     let claimed = fixture.running(job("mail")).await;
     let before = snapshot(&fixture.job(claimed.lease().id).await);
     for why in [Interruptor::DeadWorker, Interruptor::UnknownWorker] {
-        let settled = fixture.store().recover(&[(why, default_recovery(&claimed))]).await.expect("recover");
+        let settled = fixture.store().recover(&[default_recovery(&claimed, why)]).await.expect("recover");
         assert_eq!(settled, [Recovered::Settled(Settled::LeaseLost)], "{why:?}");
     }
     assert_eq!(snapshot(&fixture.job(claimed.lease().id).await), before);
@@ -605,7 +606,7 @@ async fn a_stale_worker_that_sends_a_heartbeat_in_time_keeps_its_lease(fixture: 
     assert!(matches!(beat, Beat::Alive { .. }));
     let settled = fixture
         .store()
-        .recover(&[(Interruptor::DeadWorker, default_recovery(&claimed))])
+        .recover(&[default_recovery(&claimed, Interruptor::DeadWorker)])
         .await
         .expect("recover");
     assert_eq!(settled, [Recovered::Settled(Settled::LeaseLost)]);
@@ -619,7 +620,7 @@ async fn a_recovery_of_a_settled_lease_is_refused(fixture: Fixture) {
     fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
     let settled = fixture
         .store()
-        .recover(&[(Interruptor::DeadWorker, default_recovery(&claimed))])
+        .recover(&[default_recovery(&claimed, Interruptor::DeadWorker)])
         .await
         .expect("recover");
     assert_eq!(settled, [Recovered::Settled(Settled::LeaseLost)]);
@@ -633,7 +634,7 @@ async fn a_recovery_decided_without_a_raised_flag_returns_flagged(fixture: Fixtu
     fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
     let settled = fixture
         .store()
-        .recover(&[(Interruptor::DeadWorker, default_recovery(&claimed))])
+        .recover(&[default_recovery(&claimed, Interruptor::DeadWorker)])
         .await
         .expect("recover");
     assert!(
@@ -654,7 +655,7 @@ async fn recovery_results_are_returned_per_item(fixture: Fixture) {
     fixture.advance(61 * SECOND).await;
     fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
     let recoveries =
-        [&live[0], &dead[0], &dead[1]].map(|lease| (Interruptor::DeadWorker, default_recovery(lease)));
+        [&live[0], &dead[0], &dead[1]].map(|claimed| default_recovery(claimed, Interruptor::DeadWorker));
     let settled = fixture.store().recover(&recoveries).await.expect("recover");
     assert_eq!(settled, [Settled::LeaseLost, Settled::Stored, Settled::LeaseLost].map(Recovered::Settled));
 }
@@ -663,7 +664,7 @@ async fn a_hung_handlers_lease_is_recovered_while_its_worker_is_alive(fixture: F
     let claimed = fixture.running(job("mail")).await;
     let settled = fixture
         .store()
-        .recover(&[(Interruptor::HungHandler, default_recovery(&claimed))])
+        .recover(&[default_recovery(&claimed, Interruptor::HungHandler)])
         .await
         .expect("recover");
     assert_eq!(settled, [Recovered::Settled(Settled::Stored)]);

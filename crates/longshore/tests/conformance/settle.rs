@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use longshore::rules::lifecycle::{self, LeaseFlags, PendingWait, State};
-use longshore::store::{Claimed, Fenced, Settled, Settlement};
+use longshore::store::{Claimed, EndedBy, Fenced, Settled, Settlement};
 use longshore::{
     AttemptEnd, Ending, Interruption, JobId, Lease, NewJob, Report, RetryPolicy, Status, WorkerId,
 };
@@ -74,6 +74,7 @@ pub(crate) fn settlement(lease: Lease, attempt: u16, ending: Ending, seen: Optio
     };
     Settlement {
         lease,
+        by: EndedBy::Holder,
         seen,
         leave: lifecycle::settle(&running, ending),
         follow_ups: Vec::new(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use longshore::rules::lifecycle::{self, Event, Recovery, Running, State, Transition};
-use longshore::store::{ClaimRequest, Fenced, Recovered, Settled, Settlement};
+use longshore::store::{ClaimRequest, EndedBy, Fenced, Recovered, Settled, Settlement};
 use longshore::{
     Cancelled, Edit, Ending, Interruption, Interruptor, JobId, JobRecord, Lease, NewJob, Outcome, Result,
     Status, SweepOptions, UniqueMode, When, WorkerId,
@@ -273,8 +273,16 @@ async fn apply(fixture: &Fixture, id: JobId, state: &State, event: Event) -> boo
                 _ => Some(running.flags),
             };
             let leave = lifecycle::settle(&running, ending);
-            let settlement =
-                Settlement { lease, seen, leave, follow_ups: Vec::new(), waits: Vec::new(), failure: None };
+            let by = EndedBy::Holder;
+            let settlement = Settlement {
+                lease,
+                by,
+                seen,
+                leave,
+                follow_ups: Vec::new(),
+                waits: Vec::new(),
+                failure: None,
+            };
             fixture.store().settle(&[settlement]).await.expect("settle") == [Settled::Stored]
         }
         Event::Recover(recovery) => {
@@ -284,14 +292,14 @@ async fn apply(fixture: &Fixture, id: JobId, state: &State, event: Event) -> boo
             let leave = lifecycle::recover(&running, recovery);
             let settlement = Settlement {
                 lease,
+                by: EndedBy::Recovery(Interruptor::DeadWorker),
                 seen: Some(running.flags),
                 leave,
                 follow_ups: Vec::new(),
                 waits: Vec::new(),
                 failure: None,
             };
-            let recoveries = [(Interruptor::DeadWorker, settlement)];
-            fixture.store().recover(&recoveries).await.expect("recover")
+            fixture.store().recover(&[settlement]).await.expect("recover")
                 == [Recovered::Settled(Settled::Stored)]
         }
         Event::Cancel => accepted(fixture.cancel(id).await.map(drop)),

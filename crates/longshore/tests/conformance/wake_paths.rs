@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use longshore::rules::lifecycle::{LeaseFlags, PendingWait, Running, State, settle};
 use longshore::store::{
-    ClaimCursor, ClaimRequest, Claimed, Fenced, KeyWait, QueueChange, Settled, Settlement,
+    ClaimCursor, ClaimRequest, Claimed, EndedBy, Fenced, KeyWait, QueueChange, Settled, Settlement,
 };
 use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{
@@ -335,6 +335,7 @@ async fn a_job_whose_release_was_stored_without_a_reply_starts(fixture: Fixture)
     let seen = Some(LeaseFlags::default());
     let settlement = Settlement {
         lease: claimed.lease(),
+        by: EndedBy::Holder,
         seen,
         leave,
         follow_ups: Vec::new(),

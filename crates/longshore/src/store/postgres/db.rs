@@ -116,16 +116,7 @@ fn mode(expected: Expected) -> Mode {
 impl Db for Tx<'_> {
     async fn rows(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<Vec<Row>> {
         let query = args.iter().fold(sqlx::query(self.sql(sql.for_postgres())), bind);
-        let rows = query.fetch_all(&mut *self.connection).await?;
-        let Some(first) = rows.first() else { return Ok(Vec::new()) };
-        let names: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
-        let types: Vec<Type> =
-            first.columns().iter().map(|column| Type::of(column.type_info().name())).collect();
-        let read = |row: &PgRow| -> sqlx::Result<Row> {
-            let values = types.iter().enumerate().map(|(nth, kind)| kind.value(row, nth));
-            Ok(Row { names: names.clone(), values: values.collect::<sqlx::Result<_>>()? })
-        };
-        Ok(rows.iter().map(read).collect::<sqlx::Result<_>>()?)
+        Ok(rows_of(&query.fetch_all(&mut *self.connection).await?)?)
     }
 
     async fn execute(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<u64> {
@@ -162,6 +153,18 @@ impl Db for Tx<'_> {
         self.is_undone = true;
         Ok(())
     }
+}
+
+/// The rows of one statement.
+pub(super) fn rows_of(rows: &[PgRow]) -> sqlx::Result<Vec<Row>> {
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let names: Arc<[String]> = first.columns().iter().map(|column| column.name().to_owned()).collect();
+    let types: Vec<Type> = first.columns().iter().map(|column| Type::of(column.type_info().name())).collect();
+    let read = |row: &PgRow| -> sqlx::Result<Row> {
+        let values = types.iter().enumerate().map(|(nth, kind)| kind.value(row, nth));
+        Ok(Row { names: names.clone(), values: values.collect::<sqlx::Result<_>>()? })
+    };
+    rows.iter().map(read).collect()
 }
 
 fn bind<'q>(query: Query<'q>, arg: &'q Arg<'_>) -> Query<'q> {
@@ -226,7 +229,11 @@ impl Type {
             Type::Id => row.try_get::<Option<Uuid>, _>(nth)?.map(Value::Id),
             Type::Time => row.try_get::<Option<DateTime<Utc>>, _>(nth)?.map(Value::Time),
             Type::Ids => row.try_get::<Option<Vec<Uuid>>, _>(nth)?.map(Value::Ids),
-            Type::Texts => row.try_get::<Option<Vec<String>>, _>(nth)?.map(Value::Texts),
+            Type::Texts => {
+                // A list that was written in SQL may have nulls, which count for nothing.
+                let texts = row.try_get::<Option<Vec<Option<String>>>, _>(nth)?;
+                texts.map(|texts| Value::Texts(texts.into_iter().flatten().collect()))
+            }
             Type::Text => {
                 let raw = row.try_get_raw(nth)?;
                 let text = (!raw.is_null()).then(|| raw.as_str().map(str::to_owned)).transpose();

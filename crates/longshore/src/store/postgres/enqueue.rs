@@ -15,6 +15,7 @@ use super::listen::notify_due;
 use super::pool::Class;
 use super::run::{LockWait, Mode, Work, enqueue_deadline, within};
 use super::steps::{delete_progress, was_suspended};
+use super::tables::insert_ready;
 use super::turns::add_turns;
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::error::{Error, Result};
@@ -122,6 +123,7 @@ async fn insert_parts(tx: &mut Tx<'_>, jobs: &[ValidJob], deadlines: Deadlines) 
     for i in unique {
         parts.results[i] = Some(within(deadline(&[i]), enqueue_unique(tx, &jobs[i], &mut parts)).await?);
     }
+    debug_assert!(parts.results.iter().all(Option::is_some), "one result per job, in order");
     Ok(EnqueuedBatch {
         results: parts.results.into_iter().flatten().collect(),
         created_at: parts.now.filter(|_| !parts.repeated),
@@ -137,9 +139,9 @@ struct Parts {
     repeated: bool,
 }
 
-/// Stores new jobs. `$more` and the literals after it add columns that few jobs have.
+/// Stores new jobs. The literals add columns that few jobs have; `$none` are those that these jobs do not have.
 macro_rules! insert_jobs {
-    ($arrays:literal, $names:literal, $columns:literal, $due:literal, $ready_columns:literal, $more:expr) => {
+    ($arrays:literal, $names:literal, $columns:literal, $due:literal, $none:literal, $more:expr) => {
         concat!(
             "
     with input as (
@@ -150,7 +152,7 @@ macro_rules! insert_jobs {
     timed as (
       select id, kind, queue, priority, max_attempts, payload, timeout_ms, options,
              coalesce(run_at, longshore.clock() + delay_us * interval '1 microsecond') as run_at,
-             case when flags is not null then array(select json_array_elements_text(flags::json)) end as flags", $names, "
+             case when flags is not null then array(select json_array_elements_text(flags::json)) end as flags", $names, $none, "
         from input),
     stored as (
       insert into longshore.jobs
@@ -158,28 +160,35 @@ macro_rules! insert_jobs {
       select id, longshore.clock(), run_at, timeout_ms, priority, max_attempts, kind, queue,
              payload::json, flags, options::json", $columns, "
         from timed),
-    enqueued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags", $ready_columns, ")
-      select id, ", $due, ", longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags", $ready_columns, "
-        from timed)",
+    enqueued as (",
+            insert_ready!(
+                job: "t",
+                run_at: $due,
+                lease_no: "0",
+                attempts: "0",
+                interruptions: "0",
+                keyed: "false",
+                held: "t.held",
+                from: "timed t",
+            ),
+            ")",
             $more,
             "
-    select longshore.clock()"
+    select longshore.clock() as now"
         )
     };
 }
 
-const INSERT: &str = insert_jobs!("", "", "", "run_at", "", "");
+const INSERT: &str =
+    insert_jobs!("", "", "", "t.run_at", ", null::text as grp, null::uuid as flow, null::bool as held", "");
 
 /// As [`INSERT`], for jobs of which some have a group.
 const INSERT_GROUPED: &str = insert_jobs!(
     ", (select $12::text[])",
     ", grp",
     ", grp",
-    "run_at",
-    ", grp",
+    "t.run_at",
+    ", null::uuid as flow, null::bool as held",
     concat!(",", add_turns!("timed"))
 );
 
@@ -188,8 +197,8 @@ const INSERT_MEMBERS: &str = insert_jobs!(
     ", (select $12::text[]), (select $13::uuid[]), (select $14::text[]), (select $15::bool[])",
     ", grp, flow, task, held",
     ", grp, flow, task",
-    "case when held then '9999-12-31 23:59:59+00' else run_at end",
-    ", grp, flow, held",
+    "case when t.held then '9999-12-31 23:59:59+00' else t.run_at end",
+    "",
     concat!(",", add_turns!("timed"))
 );
 
@@ -229,7 +238,7 @@ async fn insert_step(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<DateTime<Utc>> {
     } else {
         columns.bind(sqlx::query(tx.sql(INSERT)))
     };
-    Ok(query.fetch_one(&mut *tx.connection).await?.try_get(0)?)
+    Ok(query.fetch_one(&mut *tx.connection).await?.try_get("now")?)
 }
 
 /// As [`INSERT`], for jobs that may exist already: by id, because an earlier reply
@@ -258,20 +267,26 @@ const INSERT_NEW: &str = concat!(
                 join longshore.jobs j on j.id = m.job
                where m.idempotency_key = input.idempotency_key) is null
           on conflict do nothing
-      returning id, run_at, timeout_ms, priority, max_attempts, kind, queue, flags, grp, idempotency_key),
-    enqueued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags, grp)
-      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags, grp
-        from stored),",
+      returning id, run_at, timeout_ms, priority, max_attempts, kind, queue, flags, grp, flow, idempotency_key),
+    enqueued as (",
+    insert_ready!(
+        job: "s",
+        run_at: "s.run_at",
+        lease_no: "0",
+        attempts: "0",
+        interruptions: "0",
+        keyed: "false",
+        held: "null",
+        from: "stored s",
+    ),
+    "),",
     add_turns!("stored"),
     "
-    select (select count(*) from stored),
-           longshore.has_merged_key(array(select idempotency_key from stored)),
-           longshore.clock(),
+    select (select count(*) from stored) as stored,
+           longshore.has_merged_key(array(select idempotency_key from stored)) as was_merged,
+           longshore.clock() as now,
            -- not needed if all are stored
-           case when (select count(*) from stored) < cardinality($1::uuid[]) then array(select id from stored) end",
+           case when (select count(*) from stored) < cardinality($1::uuid[]) then array(select id from stored) end as ids",
 );
 
 const BY_KEY_OR_ID: &str = "
@@ -293,14 +308,14 @@ async fn insert_new(tx: &mut Tx<'_>, jobs: &[ValidJob], step: &[usize], parts: &
     let query = columns.bind(sqlx::query(tx.sql(INSERT_NEW))).bind(&columns.groups).bind(&keys);
     let row = query.fetch_one(&mut *tx.connection).await?;
     let stored = unless_merged(&row)?;
-    parts.now = Some(row.try_get(2)?);
+    parts.now = Some(row.try_get("now")?);
     if stored == step.len() as i64 {
         for i in step {
             parts.results[*i] = Some(created(&jobs[*i]));
         }
         return Ok(());
     }
-    let stored: Vec<Uuid> = row.try_get::<Option<_>, _>(3)?.unwrap_or_default();
+    let stored: Vec<Uuid> = row.try_get::<Option<_>, _>("ids")?.unwrap_or_default();
     let mut stored: BTreeSet<Uuid> = stored.into_iter().collect();
     let keys: Vec<&str> = keys.into_iter().flatten().collect();
     let rows = sqlx::query(tx.sql(BY_KEY_OR_ID))
@@ -342,16 +357,16 @@ async fn insert_new(tx: &mut Tx<'_>, jobs: &[ValidJob], step: &[usize], parts: &
     Ok(())
 }
 
-/// The first column of a statement that stores jobs, unless the idempotency key of one of
+/// How many rows a statement has stored, unless the idempotency key of one of
 /// them was merged into another job while the statement waited. Then the transaction
 /// starts over, and finds that job.
 fn unless_merged(row: &PgRow) -> Sql<i64> {
-    if row.try_get::<Option<bool>, _>(1)? == Some(true) {
+    if row.try_get::<Option<bool>, _>("was_merged")? == Some(true) {
         return Err(Fault::LostRace(Error::unavailable(
             "idempotency_key: taken at the same moment; try again",
         )));
     }
-    Ok(row.try_get(0)?)
+    Ok(row.try_get("stored")?)
 }
 
 /// Stores one job with a unique key. Each decision is stored by one statement,
@@ -453,6 +468,22 @@ async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<(Holders, DateTime<Utc>
     Ok((holders, row.try_get("now")?))
 }
 
+/// Inserts the new owner of a key into `ready`.
+macro_rules! insert_owner {
+    () => {
+        insert_ready!(
+            job: "s",
+            run_at: "s.run_at",
+            lease_no: "0",
+            attempts: "0",
+            interruptions: "0",
+            keyed: "true",
+            held: "null",
+            from: "stored s",
+        )
+    };
+}
+
 /// Stores nothing if another job owns the key. If the id or the idempotency key was
 /// taken meanwhile, the statement fails and is retried.
 const INSERT_OWNER: &str = concat!(
@@ -470,17 +501,14 @@ const INSERT_OWNER: &str = concat!(
              $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12, $14
         from owned o
       returning *),
-    enqueued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags, grp)
-      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags, grp
-        from stored),",
+    enqueued as (",
+    insert_owner!(),
+    "),",
     add_turns!("stored"),
     "
-    select (select count(*) from owned),
+    select (select count(*) from owned) as stored,
            case when $13::text is not null
-                then longshore.has_merged_key(array(select idempotency_key from stored)) end",
+                then longshore.has_merged_key(array(select idempotency_key from stored)) end as was_merged",
 );
 
 /// Stores the new job with its key. Returns whether the key was free.
@@ -518,24 +546,33 @@ const REPLACE: &str = concat!(
        where j.id = d.id
          and j.unique_key = $12
       returning j.idempotency_key),
-    enqueued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags, grp)
-      select d.id,
-             case when $15 and ",
-    was_suspended!("d.id"),
-    " then least(d.run_at, longshore.clock())
+    enqueued as (",
+    insert_ready!(
+        job: "d",
+        run_at: concat!(
+            "case when $15 and ",
+            was_suspended!("d.id"),
+            " then least(d.run_at, longshore.clock())
                   when $15 then d.run_at
-                  else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
-             longshore.clock(), $9, d.lease_no, $4, 0, $5, d.interruptions, true, $2, $3, $10, $14
-        from deleted d
+                  else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end"
+        ),
+        lease_no: "d.lease_no",
+        attempts: "0",
+        interruptions: "d.interruptions",
+        keyed: "true",
+        held: "null",
+        from: "(select id, run_at, lease_no, interruptions, $2::text as kind, $3::text as queue, $4::int2 as priority,
+                     $5::int2 as max_attempts, $9::int8 as timeout_ms, $10::text[] as flags, $14::text as grp,
+                     null::uuid as flow
+                from deleted) as d",
+    ),
+    "
       returning run_at, priority, queue, grp),",
     add_turns!("enqueued"),
     "
-    select (select count(*) from deleted),
-           longshore.has_merged_key(array(select idempotency_key from changed where idempotency_key = $13)),
-           (select idempotency_key from changed)",
+    select (select count(*) from deleted) as stored,
+           longshore.has_merged_key(array(select idempotency_key from changed where idempotency_key = $13)) as was_merged,
+           (select idempotency_key from changed) as own_key",
 );
 
 /// Replaces the contents of the waiting owner of the key and merges the request into it.
@@ -546,7 +583,7 @@ async fn replace(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -
     if unless_merged(&row)? == 0 {
         return Ok(false);
     }
-    let own_key: Option<String> = row.try_get(2)?;
+    let own_key: Option<String> = row.try_get("own_key")?;
     let other_key = job.idempotency_key.as_deref().filter(|key| own_key.as_deref() != Some(*key));
     merge(tx, job, owner, EnqueuedAs::Replaced, other_key).await?;
     Ok(true)
@@ -576,17 +613,14 @@ const SUPERSEDE: &str = concat!(
              $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12, $14
         from moved m
       returning *),
-    enqueued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags, grp)
-      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags, grp
-        from stored),",
+    enqueued as (",
+    insert_owner!(),
+    "),",
     add_turns!("stored"),
     "
-    select (select count(*) from owner),
+    select (select count(*) from owner) as stored,
            case when $13::text is not null
-                then longshore.has_merged_key(array(select idempotency_key from stored)) end",
+                then longshore.has_merged_key(array(select idempotency_key from stored)) end as was_merged",
 );
 
 /// Stores the new job and moves the key of a running owner to it. Returns whether

@@ -62,7 +62,7 @@ mod stats;
 #[cfg(feature = "worker")]
 mod step_in;
 mod steps;
-mod store;
+mod tables;
 mod turns;
 mod tx;
 mod workers;

@@ -19,7 +19,7 @@ use crate::rules::enqueue::Options;
 use crate::rules::lifecycle::{LeaseFlags, Leave, Running};
 use crate::rules::retry::millis;
 use crate::store::{
-    EndedBy, Interrupted, Interruptor, Lease, Recovered, Recovery, Settled, Settlement, SweepScope,
+    Interrupted, Interruptor, Lease, Recovered, Recovery, Settled, Settlement, SweepScope,
     warn_of_refused_worker,
 };
 
@@ -52,7 +52,7 @@ impl Recovery for PostgresStore {
         .await
     }
 
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
+    async fn recover(&self, recoveries: &[Settlement]) -> Result<Vec<Recovered>> {
         self.run(recoveries.to_vec(), |tx, recoveries| Box::pin(recover(tx, recoveries))).await
     }
 }
@@ -159,7 +159,8 @@ const INTERRUPTED: &str = "
         from longshore.running
        where flags && $3::text[])
     select r.id, r.kind, r.queue, r.flags, r.lease_no, r.worker, r.attempt, r.max_attempts, r.interruptions,
-           r.started_at is not null, r.cancel_requested, r.superseded, r.claimed_at, j.options::text, reason.name
+           r.started_at is not null as started, r.cancel_requested, r.superseded, r.claimed_at,
+           j.options::text as options, reason.name as reason
       from longshore.running r
      cross join lateral (   -- one index probe per job, whatever the planner assumes
              select options
@@ -195,33 +196,36 @@ const INTERRUPTED: &str = "
      limit $6";
 
 fn read_interrupted(row: &PgRow) -> Sql<Interrupted> {
-    let why = match row.try_get::<&str, _>(14)? {
+    let why = match row.try_get::<&str, _>("reason")? {
         "unknown" => Interruptor::UnknownWorker,
         "dead" => Interruptor::DeadWorker,
         _ => Interruptor::HungHandler,
     };
     Ok(Interrupted {
-        id: JobId(row.try_get(0)?),
-        kind: row.try_get(1)?,
-        queue: row.try_get(2)?,
+        id: JobId(row.try_get("id")?),
+        kind: row.try_get("kind")?,
+        queue: row.try_get("queue")?,
         flags: row
-            .try_get::<Option<Vec<Option<String>>>, _>(3)?
+            .try_get::<Option<Vec<Option<String>>>, _>("flags")?
             .unwrap_or_default()
             .into_iter()
             .flatten()
             .collect(),
         running: Running {
-            lease_no: row.try_get(4)?,
-            worker: WorkerId(row.try_get(5)?),
-            attempt: row.try_get::<i16, _>(6)? as u16,
-            max_attempts: row.try_get::<i16, _>(7)? as u16,
-            interruptions: row.try_get::<i16, _>(8)? as u16,
-            started: row.try_get(9)?,
-            flags: LeaseFlags { cancel_requested: row.try_get(10)?, superseded: row.try_get(11)? },
+            lease_no: row.try_get("lease_no")?,
+            worker: WorkerId(row.try_get("worker")?),
+            attempt: row.try_get::<i16, _>("attempt")? as u16,
+            max_attempts: row.try_get::<i16, _>("max_attempts")? as u16,
+            interruptions: row.try_get::<i16, _>("interruptions")? as u16,
+            started: row.try_get("started")?,
+            flags: LeaseFlags {
+                cancel_requested: row.try_get("cancel_requested")?,
+                superseded: row.try_get("superseded")?,
+            },
         },
-        claimed_at: row.try_get(12)?,
+        claimed_at: row.try_get("claimed_at")?,
         // One bad row must not stop the recovery of the others.
-        retry: Options::from_stored(row.try_get(13)?).ok().and_then(|options| options.retry),
+        retry: Options::from_stored(row.try_get("options")?).ok().and_then(|options| options.retry),
         why,
     })
 }
@@ -232,12 +236,12 @@ const MAX_SPLITTING: Duration = Duration::from_secs(20);
 
 /// Ends leases in batches. If the database refuses a batch, it is split in halves, so that
 /// the items it refuses are deferred alone.
-async fn recover(tx: &mut Tx<'_>, batch: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+async fn recover(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Recovered>> {
     let started = Instant::now();
     let mut results = vec![Recovered::Settled(Settled::LeaseLost); batch.len()];
     // Lock rows in the order of their ids, as everywhere.
     let mut order: Vec<usize> = (0..batch.len()).collect();
-    order.sort_by_key(|nth| batch[*nth].1.lease.id);
+    order.sort_by_key(|nth| batch[*nth].lease.id);
     let mut parts = vec![order.as_slice()];
     while let Some(part) = parts.pop() {
         let ended = if started.elapsed() > MAX_SPLITTING {
@@ -290,33 +294,34 @@ const LOCK_LEASES: &str = "
                      from longshore.keys k
                     where k.job = r.id
                       and k.job = any($4::uuid[])
-                      and k.job not in (select job from free_keys))
+                      and k.job not in (select job from free_keys)) as is_free
       from unnest($1::uuid[], $2::int4[], $3::uuid[]) as i(id, lease_no, worker)
       join longshore.running r
         on r.id = i.id
        and r.lease_no = i.lease_no
        and r.worker = i.worker";
 
-async fn recover_together(tx: &mut Tx<'_>, batch: &[&(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+async fn recover_together(tx: &mut Tx<'_>, batch: &[&Settlement]) -> Sql<Vec<Recovered>> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    let leases = || batch.iter().map(|(_, settlement)| settlement.lease);
-    let finishing = batch.iter().filter(|(_, settlement)| matches!(settlement.leave, Leave::Finish(_)));
-    let live: Vec<(Uuid, bool)> = sqlx::query_as(tx.sql(LOCK_LEASES))
+    let leases = || batch.iter().map(|settlement| settlement.lease);
+    let finishing = batch.iter().filter(|settlement| matches!(settlement.leave, Leave::Finish(_)));
+    let live = sqlx::query(tx.sql(LOCK_LEASES))
         .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
         .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
         .bind(leases().map(|lease| lease.worker.0).collect::<Vec<_>>())
-        .bind(finishing.map(|(_, settlement)| settlement.lease.id.0).collect::<Vec<_>>())
+        .bind(finishing.map(|settlement| settlement.lease.id.0).collect::<Vec<_>>())
         .fetch_all(&mut *tx.connection)
         .await?;
-    let locked_by_others: HashSet<Uuid> =
-        live.into_iter().filter(|(_, is_free)| !is_free).map(|(id, _)| id).collect();
-    let mut items = Vec::with_capacity(batch.len());
-    for (nth, (why, settlement)) in batch.iter().enumerate() {
-        items.push(Item { nth, settlement, by: EndedBy::Recovery(*why) });
+    let mut locked_by_others = HashSet::<Uuid>::new();
+    for row in live {
+        if !row.try_get::<bool, _>("is_free")? {
+            locked_by_others.insert(row.try_get("id")?);
+        }
     }
-    let free: Vec<&Item<'_>> =
-        items.iter().filter(|item| !locked_by_others.contains(&item.settlement.lease.id.0)).collect();
+    let items = batch.iter().copied().enumerate();
+    let free: Vec<Item<'_>> =
+        items.filter(|(_, settlement)| !locked_by_others.contains(&settlement.lease.id.0)).collect();
     let mut settled = vec![Settled::LeaseLost; batch.len()];
     end_together(tx, &free, &mut settled).await?;
     transaction.commit().await?;

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use sqlx::Row;
 
 use super::PostgresStore;
 use super::flow_changes::delete_links;
@@ -212,7 +213,7 @@ const RETAIN: &str = concat!(
         from kept
        where r.first_block = $1
          and (select count(*) from page where is_expired) <= $4)
-    select (select count(*) from deleted), (select count(*) from page)",
+    select (select count(*) from deleted) as removed, (select count(*) from page) as examined",
 );
 
 async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained> {
@@ -283,7 +284,7 @@ async fn retain_range(
     times: [Option<i64>; 3],
 ) -> Sql<(u64, u64)> {
     let [succeeded, cancelled, failed_permanent] = times;
-    let (removed, examined): (i64, i64) = sqlx::query_as(tx.sql(RETAIN))
+    let row = sqlx::query(tx.sql(RETAIN))
         .bind(first_block)
         .bind(format!("({first_block},0)"))
         .bind(format!("({},0)", first_block + BLOCKS_PER_RANGE))
@@ -293,7 +294,8 @@ async fn retain_range(
         .bind(failed_permanent)
         .fetch_one(&mut *tx.connection)
         .await?;
-    Ok((removed.unsigned_abs(), examined.unsigned_abs()))
+    let count = |name| row.try_get::<i64, _>(name).map(i64::unsigned_abs);
+    Ok((count("removed")?, count("examined")?))
 }
 
 /// Folds tallies of one level into the next: the rows that settles and retention wrote

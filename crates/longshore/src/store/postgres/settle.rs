@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use async_trait::async_trait;
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::PostgresStore;
@@ -13,8 +14,9 @@ use super::enqueue::{insert_any, split};
 use super::flow_changes::note_ends;
 use super::run::{Mode, QUICK, Work, within};
 use super::steps::save_waits;
+use super::tables::{insert_finished, insert_ready};
 use super::turns::{add_turns, add_turns_of_freed};
-use super::tx::{Fault, Sql, Tx};
+use super::tx::{Fault, Query, Sql, Tx};
 use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome, WorkerId};
 use crate::rules::lifecycle::{Finish, LeaseFlags, Leave, Requeue};
@@ -104,7 +106,7 @@ macro_rules! free_keys_and_tally {
                 from taken
                group by claimed_at, queue, kind) as t
        group by 5, 6, 7)
-    select array_agg(id), array_agg(lease_no) from taken"
+    select array_agg(id) as ids, array_agg(lease_no) as lease_nos from taken"
         )
     };
 }
@@ -164,16 +166,21 @@ const FINISH_UNIFORM: &str = concat!(
          and ($5::bool is null or r.superseded = $5)
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.max_attempts, r.keyed, r.kind, r.queue,
                 r.grp, r.gate, r.flow),
-    finished_jobs as (
-      insert into longshore.finished
-             (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-              interruptions, last_error, flow)
-      select t.id, t.claimed_at, longshore.clock(), t.worker, t.lease_no, $6::text::longshore.outcome,
-             $7::int2, t.max_attempts, $8::int2,
-             case when t.lease_no > 1 then ",
-    earlier_error!(),
-    " end, t.flow
-        from taken t),",
+    finished_jobs as (",
+    insert_finished!(
+        job: "t",
+        started_at: "t.claimed_at",
+        finished_by: "t.worker",
+        outcome: "$6::text::longshore.outcome",
+        attempts: "$7::int2",
+        interruptions: "$8::int2",
+        last_error: concat!("case when t.lease_no > 1 then ", earlier_error!(), " end"),
+        result: "null",
+        skipped: "null",
+        error_group: "null",
+        from: "taken t",
+    ),
+    "),",
     add_turns_of_freed!(),
     ",",
     note_ends!("taken", "($6::text = 'succeeded')"),
@@ -212,20 +219,28 @@ const FINISH: &str = concat!(
     "
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.attempt, r.max_attempts, r.keyed, r.kind,
                 r.queue, r.grp, r.gate, r.flow, i.attempts, i.interruptions, i.error, i.result, i.history, i.error_group),
-    finished_jobs as (
-      insert into longshore.finished
-             (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-              interruptions, last_error, result, flow, error_group)
-      select t.id, t.claimed_at, longshore.clock(), case when $11 is null then t.worker end,
-             t.lease_no, $12::text::longshore.outcome, t.attempts, t.max_attempts, t.interruptions,
-             case
+    finished_jobs as (",
+    insert_finished!(
+        job: "t",
+        started_at: "t.claimed_at",
+        finished_by: "case when $11 is null then t.worker end",
+        outcome: "$12::text::longshore.outcome",
+        attempts: "t.attempts",
+        interruptions: "t.interruptions",
+        last_error: concat!(
+            "case
                when t.error is not null then t.error
                when t.lease_no > 1 then ",
-    earlier_error!(),
-    "
-             end,
-             t.result::json, t.flow, t.error_group
-        from taken t),",
+            earlier_error!(),
+            "
+             end"
+        ),
+        result: "t.result::json",
+        skipped: "null",
+        error_group: "t.error_group",
+        from: "taken t",
+    ),
+    "),",
     add_turns_of_freed!(),
     ",",
     note_ends!("taken", "($12::text = 'succeeded')"),
@@ -252,14 +267,18 @@ const REQUEUE: &str = concat!(
          and ", is_as_decided!("$10", "$11", "$12"), "
       returning r.*, i.attempts, i.interruptions as new_interruptions, i.error, i.history, i.run_at, i.delay_us,
                 i.error_group),
-    requeued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags, grp, flow)
-      select t.id, coalesce(t.run_at, longshore.clock() + t.delay_us * interval '1 microsecond'), longshore.clock(),
-             t.timeout_ms, t.lease_no, t.priority, t.attempts, t.max_attempts, t.new_interruptions,
-             t.keyed, t.kind, t.queue, t.flags, t.grp, t.flow
-        from taken t
+    requeued as (",
+    insert_ready!(
+        job: "t",
+        run_at: "coalesce(t.run_at, longshore.clock() + t.delay_us * interval '1 microsecond')",
+        lease_no: "t.lease_no",
+        attempts: "t.attempts",
+        interruptions: "t.new_interruptions",
+        keyed: "t.keyed",
+        held: "null",
+        from: "taken t",
+    ),
+    "
       returning run_at, priority, queue, grp),",
     add_turns!("requeued"),
     ",",
@@ -269,7 +288,7 @@ const REQUEUE: &str = concat!(
     ",",
     note_errors!(),
     "
-    select array_agg(id), array_agg(lease_no) from taken",
+    select array_agg(id) as ids, array_agg(lease_no) as lease_nos from taken",
 );
 
 /// Finds out why a settlement found no matching lease: the lease is live with other
@@ -277,7 +296,7 @@ const REQUEUE: &str = concat!(
 /// The error is compared too, because a sweeper may have recorded a
 /// failed attempt with the holder's worker id.
 const DIAGNOSE: &str = "
-    select i.nth, r.cancel_requested, r.superseded,
+    select i.nth, r.cancel_requested, r.superseded, (
            exists (
              select 1
                from longshore.finished f
@@ -292,7 +311,7 @@ const DIAGNOSE: &str = "
                 and a.lease_no = i.lease_no
                 and a.worker = i.worker
                 and a.what = i.history
-                and a.error is not distinct from i.error)
+                and a.error is not distinct from i.error)) as is_stored
       from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::text[]), (select $5::text[]), (select $6::text[])) with ordinality
         as i(id, lease_no, worker, outcome, history, error, nth)
       left join longshore.running r
@@ -300,17 +319,11 @@ const DIAGNOSE: &str = "
        and r.lease_no = i.lease_no
        and r.worker = i.worker";
 
-/// One settlement, and the index of its result.
-pub(super) struct Item<'a> {
-    pub(super) nth: usize,
-    pub(super) settlement: &'a Settlement,
-    pub(super) by: EndedBy,
-}
+/// A settlement, after the index of its result.
+pub(super) type Item<'a> = (usize, &'a Settlement);
 
-impl Item<'_> {
-    fn lease_key(&self) -> (Uuid, i32) {
-        (self.settlement.lease.id.0, self.settlement.lease.lease_no)
-    }
+fn lease_key((_, settlement): &Item<'_>) -> (Uuid, i32) {
+    (settlement.lease.id.0, settlement.lease.lease_no)
 }
 
 #[async_trait]
@@ -326,12 +339,15 @@ impl Settling for PostgresStore {
 /// Ends each lease that is live. An error means that at least one could not be stored.
 /// The others are stored, and return `Stored` when the call is repeated.
 async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
-    let item = |(nth, settlement)| Item { nth, settlement, by: EndedBy::Holder };
-    let items: Vec<Item<'_>> = batch.iter().enumerate().map(item).collect();
-    let mut results = vec![Settled::LeaseLost; items.len()];
-    let (alone, mut together): (Vec<_>, Vec<_>) = items.iter().partition(|item| item.settlement.is_alone());
+    debug_assert!(
+        batch.iter().all(|settlement| settlement.is_sound() && settlement.by == EndedBy::Holder),
+        "{batch:?}"
+    );
+    let mut results = vec![Settled::LeaseLost; batch.len()];
+    let (alone, mut together): (Vec<Item<'_>>, Vec<Item<'_>>) =
+        batch.iter().enumerate().partition(|(_, settlement)| settlement.is_alone());
     // Lock rows in the order of their ids, as everywhere.
-    together.sort_by_key(|item| item.settlement.lease.id);
+    together.sort_by_key(|(_, settlement)| settlement.lease.id);
     let mut refused = None;
     match within(QUICK, end_together(tx, &together, &mut results)).await {
         Err(fault) if fault.is_lock_timeout() && together.len() > 1 => {
@@ -350,7 +366,7 @@ async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
 }
 
 /// Ends one lease, and stores its follow-up jobs and waits, in one transaction.
-async fn end_with_more(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Settled]) -> Sql<()> {
+async fn end_with_more(tx: &mut Tx<'_>, item: Item<'_>, results: &mut [Settled]) -> Sql<()> {
     let done = try_to_end_with_more(tx, item, results).await;
     if done.is_err() {
         tx.roll_back_begin().await;
@@ -358,40 +374,44 @@ async fn end_with_more(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Settled]
     done
 }
 
-async fn try_to_end_with_more(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Settled]) -> Sql<()> {
-    let events = item.settlement.awaited_events();
+async fn try_to_end_with_more(
+    tx: &mut Tx<'_>,
+    (nth, settlement): Item<'_>,
+    results: &mut [Settled],
+) -> Sql<()> {
+    let events = settlement.awaited_events();
     // Until the transaction ends, none of these events is delivered.
     let mut transaction = tx.begin_sharing("events", &events).await?;
     let tx = &mut transaction.tx();
     let due_now;
-    let item = if save_waits(tx, item.settlement, &events).await? {
-        due_now = item.settlement.clone().due_now();
-        &Item { settlement: &due_now, ..*item }
+    let settlement = if save_waits(tx, settlement, &events).await? {
+        due_now = settlement.clone().due_now();
+        &due_now
     } else {
-        item
+        settlement
     };
-    if end_together(tx, &[item], results).await? == 0 {
+    if end_together(tx, &[(nth, settlement)], results).await? == 0 {
         // If an earlier call ended the lease and its reply was lost, that call also stored the follow-up jobs.
         return transaction.rollback().await;
     }
-    insert_any(tx, &item.settlement.follow_ups).await?;
+    insert_any(tx, &settlement.follow_ups).await?;
     transaction.commit().await
 }
 
 /// Ends leases in batches, without storing follow-up jobs. Returns how many leases this
 /// call ended.
-pub(super) async fn end_together(
-    tx: &mut Tx<'_>,
-    items: &[&Item<'_>],
-    results: &mut [Settled],
-) -> Sql<usize> {
+pub(super) async fn end_together(tx: &mut Tx<'_>, items: &[Item<'_>], results: &mut [Settled]) -> Sql<usize> {
+    debug_assert!(
+        items.is_sorted_by_key(|(_, settlement)| settlement.lease.id),
+        "rows are locked in the order of their ids"
+    );
     let mut batches = BTreeMap::<Condition, Batch<'_>>::new();
     let mut leases = HashSet::with_capacity(items.len());
     for item in items {
         // If a lease is twice in one batch, the first item ends it, and the second finds
         // it gone.
-        if leases.insert(item.lease_key()) {
-            batches.entry(Condition::of(item)).or_default().add(item);
+        if leases.insert(lease_key(item)) {
+            batches.entry(Condition::of(item.1)).or_default().add(item.1);
         }
     }
     let mut stored = Vec::with_capacity(items.len());
@@ -407,14 +427,15 @@ pub(super) async fn end_together(
         }
     }
     if stored.len() == items.len() {
-        items.iter().for_each(|item| results[item.nth] = Settled::Stored);
+        items.iter().for_each(|(nth, _)| results[*nth] = Settled::Stored);
         return Ok(stored.len());
     }
     let ended = stored.len();
     let mut stored: HashSet<(Uuid, i32)> = stored.into_iter().collect();
-    let (done, missed): (Vec<&Item<'_>>, Vec<&Item<'_>>) =
-        items.iter().partition(|item| stored.remove(&item.lease_key()));
-    done.iter().for_each(|item| results[item.nth] = Settled::Stored);
+    let (done, missed): (Vec<Item<'_>>, Vec<Item<'_>>) =
+        items.iter().partition(|item| stored.remove(&lease_key(item)));
+    debug_assert!(stored.is_empty(), "a statement ends only the leases that it names");
+    done.iter().for_each(|(nth, _)| results[*nth] = Settled::Stored);
     diagnose(tx, &missed, results).await?;
     Ok(ended)
 }
@@ -425,8 +446,7 @@ async fn finish_uniform(
     end: &UniformEnd,
     ids: Vec<Uuid>,
 ) -> Sql<Vec<(Uuid, i32)>> {
-    let query: LeaseQuery<'_> = sqlx::query_as(tx.sql(FINISH_UNIFORM));
-    let taken = query
+    let taken = sqlx::query(tx.sql(FINISH_UNIFORM))
         .bind(ids)
         .bind(end.lease_no)
         .bind(end.worker.0)
@@ -437,16 +457,16 @@ async fn finish_uniform(
         .bind(end.interruptions as i16)
         .fetch_one(&mut *tx.connection)
         .await?;
-    Ok(pairs(taken))
+    leases_of(&taken)
 }
 
 async fn finish(
     tx: &mut Tx<'_>,
     condition: &Condition,
     outcome: Outcome,
-    items: &[(&Item<'_>, &Finish)],
+    items: &[(&Settlement, &Finish)],
 ) -> Sql<Vec<(Uuid, i32)>> {
-    let query = bind_leases(sqlx::query_as(tx.sql(FINISH)), items.iter().map(|(item, _)| *item));
+    let query = bind_leases(sqlx::query(tx.sql(FINISH)), items.iter().map(|(settlement, _)| *settlement));
     let finishes = || items.iter().map(|(_, finish)| *finish);
     let taken = query
         .bind(finishes().map(|f| f.attempts as i16).collect::<Vec<_>>())
@@ -458,18 +478,18 @@ async fn finish(
         .bind(condition.superseded_seen)
         .bind(condition.recovers_dead)
         .bind(outcome.as_str())
-        .bind(failures(items.iter().map(|(item, _)| *item)))
+        .bind(failures(items.iter().map(|(settlement, _)| *settlement)))
         .fetch_one(&mut *tx.connection)
         .await?;
-    Ok(pairs(taken))
+    leases_of(&taken)
 }
 
 async fn requeue(
     tx: &mut Tx<'_>,
     condition: &Condition,
-    items: &[(&Item<'_>, &Requeue)],
+    items: &[(&Settlement, &Requeue)],
 ) -> Sql<Vec<(Uuid, i32)>> {
-    let query = bind_leases(sqlx::query_as(tx.sql(REQUEUE)), items.iter().map(|(item, _)| *item));
+    let query = bind_leases(sqlx::query(tx.sql(REQUEUE)), items.iter().map(|(settlement, _)| *settlement));
     let requeues = || items.iter().map(|(_, requeue)| *requeue);
     let (run_ats, delays): (Vec<_>, Vec<_>) = requeues().map(|r| split(r.when)).unzip();
     let taken = query
@@ -482,15 +502,15 @@ async fn requeue(
         .bind(condition.cancel_seen)
         .bind(condition.superseded_seen)
         .bind(condition.recovers_dead)
-        .bind(failures(items.iter().map(|(item, _)| *item)))
+        .bind(failures(items.iter().map(|(settlement, _)| *settlement)))
         .fetch_one(&mut *tx.connection)
         .await?;
-    Ok(pairs(taken))
+    leases_of(&taken)
 }
 
-async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], results: &mut [Settled]) -> Sql<()> {
-    let leases = || missed.iter().map(|item| &item.settlement.lease);
-    let ends: Vec<StoredEnd> = missed.iter().map(|item| StoredEnd::of(item)).collect();
+async fn diagnose(tx: &mut Tx<'_>, missed: &[Item<'_>], results: &mut [Settled]) -> Sql<()> {
+    let leases = || missed.iter().map(|(_, settlement)| &settlement.lease);
+    let ends: Vec<StoredEnd> = missed.iter().map(|(_, settlement)| StoredEnd::of(settlement)).collect();
     let rows = sqlx::query(tx.sql(DIAGNOSE))
         .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
         .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
@@ -501,26 +521,27 @@ async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], results: &mut [Settled]
         .fetch_all(&mut *tx.connection)
         .await?;
     for row in rows {
-        let item = missed[row.try_get::<i64, _>(0)? as usize - 1];
-        let flags = row.try_get::<Option<bool>, _>(1)?.zip(row.try_get::<Option<bool>, _>(2)?);
-        results[item.nth] = match flags {
+        let (nth, settlement) = missed[row.try_get::<i64, _>("nth")? as usize - 1];
+        let cancel_requested: Option<bool> = row.try_get("cancel_requested")?;
+        let flags = cancel_requested.zip(row.try_get("superseded")?);
+        results[nth] = match flags {
             Some((cancel_requested, superseded))
-                if item.by == EndedBy::Holder || flags_differ(item, flags) =>
+                if settlement.by == EndedBy::Holder || flags_differ(settlement, flags) =>
             {
                 Settled::Flagged(LeaseFlags { cancel_requested, superseded })
             }
             // The lease is live with the flags as seen: its holder is not dead and keeps
             // it.
             Some(_) => Settled::LeaseLost,
-            None if item.by == EndedBy::Holder && row.try_get(3)? => Settled::Stored,
+            None if settlement.by == EndedBy::Holder && row.try_get("is_stored")? => Settled::Stored,
             None => Settled::LeaseLost,
         };
     }
     Ok(())
 }
 
-fn flags_differ(item: &Item<'_>, found: Option<(bool, bool)>) -> bool {
-    item.settlement.seen.map(|seen| (seen.cancel_requested, seen.superseded)) != found
+fn flags_differ(settlement: &Settlement, found: Option<(bool, bool)>) -> bool {
+    settlement.seen.map(|seen| (seen.cancel_requested, seen.superseded)) != found
 }
 
 /// What a settlement leaves in the tables: its outcome and its history entry.
@@ -531,8 +552,8 @@ struct StoredEnd {
 }
 
 impl StoredEnd {
-    fn of(item: &Item<'_>) -> Self {
-        match &item.settlement.leave {
+    fn of(settlement: &Settlement) -> Self {
+        match &settlement.leave {
             Leave::Finish(finish) => StoredEnd {
                 outcome: Some(finish.outcome.as_str()),
                 history: finish.history.map(AttemptEnd::as_str),
@@ -567,11 +588,11 @@ struct Condition {
 }
 
 impl Condition {
-    fn of(item: &Item<'_>) -> Self {
+    fn of(settlement: &Settlement) -> Self {
         Condition {
-            cancel_seen: item.settlement.seen.map(|seen| seen.cancel_requested),
-            superseded_seen: item.settlement.seen.map(|seen| seen.superseded),
-            recovers_dead: match item.by {
+            cancel_seen: settlement.seen.map(|seen| seen.cancel_requested),
+            superseded_seen: settlement.seen.map(|seen| seen.superseded),
+            recovers_dead: match settlement.by {
                 EndedBy::Holder => None,
                 by @ EndedBy::Recovery(_) => Some(by.requires_dead_holder()),
             },
@@ -582,15 +603,17 @@ impl Condition {
 /// The settlements with one condition.
 #[derive(Default)]
 struct Batch<'a> {
-    finishes: BTreeMap<Outcome, Vec<(&'a Item<'a>, &'a Finish)>>,
-    requeues: Vec<(&'a Item<'a>, &'a Requeue)>,
+    finishes: BTreeMap<Outcome, Vec<(&'a Settlement, &'a Finish)>>,
+    requeues: Vec<(&'a Settlement, &'a Requeue)>,
 }
 
 impl<'a> Batch<'a> {
-    fn add(&mut self, item: &'a Item<'a>) {
-        match &item.settlement.leave {
-            Leave::Finish(finish) => self.finishes.entry(finish.outcome).or_default().push((item, finish)),
-            Leave::Requeue(requeue) => self.requeues.push((item, requeue)),
+    fn add(&mut self, settlement: &'a Settlement) {
+        match &settlement.leave {
+            Leave::Finish(finish) => {
+                self.finishes.entry(finish.outcome).or_default().push((settlement, finish));
+            }
+            Leave::Requeue(requeue) => self.requeues.push((settlement, requeue)),
         }
     }
 }
@@ -609,12 +632,12 @@ struct UniformEnd {
 impl UniformEnd {
     /// `None` if the end has an error, a result or a history entry, or comes from a
     /// sweeper.
-    fn of(item: &Item<'_>, finish: &Finish) -> Option<Self> {
+    fn of(settlement: &Settlement, finish: &Finish) -> Option<Self> {
         let plain = finish.error.is_none() && finish.result.is_none() && finish.history.is_none();
-        (plain && item.by == EndedBy::Holder).then_some(UniformEnd {
+        (plain && settlement.by == EndedBy::Holder).then_some(UniformEnd {
             outcome: finish.outcome,
-            lease_no: item.settlement.lease.lease_no,
-            worker: item.settlement.lease.worker,
+            lease_no: settlement.lease.lease_no,
+            worker: settlement.lease.worker,
             attempts: finish.attempts,
             interruptions: finish.interruptions,
         })
@@ -628,9 +651,9 @@ impl Batch<'_> {
     /// Removes the largest groups of uniform ends from the batch and returns them.
     fn take_uniform(&mut self) -> BTreeMap<UniformEnd, Vec<Uuid>> {
         let mut groups = BTreeMap::<UniformEnd, Vec<Uuid>>::new();
-        for (item, finish) in self.finishes.values().flatten() {
-            if let Some(end) = UniformEnd::of(item, finish) {
-                groups.entry(end).or_default().push(item.settlement.lease.id.0);
+        for (settlement, finish) in self.finishes.values().flatten() {
+            if let Some(end) = UniformEnd::of(settlement, finish) {
+                groups.entry(end).or_default().push(settlement.lease.id.0);
             }
         }
         let mut sizes: Vec<usize> = groups.values().map(Vec::len).collect();
@@ -638,8 +661,8 @@ impl Batch<'_> {
         let min_size = sizes.get(Batch::MAX_UNIFORM_GROUPS).map_or(0, |size| size + 1);
         groups.retain(|_, ids| ids.len() >= min_size);
         for finishes in self.finishes.values_mut() {
-            finishes.retain(|(item, finish)| {
-                UniformEnd::of(item, finish).is_none_or(|end| !groups.contains_key(&end))
+            finishes.retain(|(settlement, finish)| {
+                UniformEnd::of(settlement, finish).is_none_or(|end| !groups.contains_key(&end))
             });
         }
         self.finishes.retain(|_, finishes| !finishes.is_empty());
@@ -647,24 +670,20 @@ impl Batch<'_> {
     }
 }
 
-type Leases = (Option<Vec<Uuid>>, Option<Vec<i32>>);
-
-type LeaseQuery<'q> = sqlx::query::QueryAs<'q, sqlx::Postgres, Leases, sqlx::postgres::PgArguments>;
-
 /// Binds the first three arrays of [`FINISH`] and [`REQUEUE`]: the leases.
 fn bind_leases<'q, 'i>(
-    query: LeaseQuery<'q>,
-    items: impl Iterator<Item = &'i Item<'i>> + Clone,
-) -> LeaseQuery<'q> {
-    let leases = items.map(|item| item.settlement.lease);
+    query: Query<'q>,
+    settlements: impl Iterator<Item = &'i Settlement> + Clone,
+) -> Query<'q> {
+    let leases = settlements.map(|settlement| settlement.lease);
     query
         .bind(leases.clone().map(|lease| lease.id.0).collect::<Vec<_>>())
         .bind(leases.clone().map(|lease| lease.lease_no).collect::<Vec<_>>())
         .bind(leases.map(|lease| lease.worker.0).collect::<Vec<_>>())
 }
 
-fn failures<'i>(items: impl Iterator<Item = &'i Item<'i>>) -> Vec<Option<i64>> {
-    sparse_column(items.map(|item| item.settlement.failure.map(|fingerprint| fingerprint.0)))
+fn failures<'i>(settlements: impl Iterator<Item = &'i Settlement>) -> Vec<Option<i64>> {
+    sparse_column(settlements.map(|settlement| settlement.failure.map(|fingerprint| fingerprint.0)))
 }
 
 /// A column that is usually null in all rows. Then it is sent as an empty array, which
@@ -674,6 +693,9 @@ fn sparse_column<T>(values: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
     if values.iter().all(Option::is_none) { Vec::new() } else { values }
 }
 
-fn pairs((ids, lease_nos): Leases) -> Vec<(Uuid, i32)> {
-    ids.unwrap_or_default().into_iter().zip(lease_nos.unwrap_or_default()).collect()
+/// The leases that a statement has ended.
+fn leases_of(taken: &PgRow) -> Sql<Vec<(Uuid, i32)>> {
+    let ids: Option<Vec<Uuid>> = taken.try_get("ids")?;
+    let lease_nos: Option<Vec<i32>> = taken.try_get("lease_nos")?;
+    Ok(ids.unwrap_or_default().into_iter().zip(lease_nos.unwrap_or_default()).collect())
 }

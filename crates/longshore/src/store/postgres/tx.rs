@@ -100,6 +100,7 @@ impl<'c> Tx<'c> {
         let begin = match atomicity {
             Atomicity::Single | Atomicity::Together => BEGIN,
             Atomicity::TogetherIndexed => BEGIN_INDEXED,
+            Atomicity::OneMoment => BEGIN_SNAPSHOT,
             Atomicity::LongSnapshot => BEGIN_LONG_SNAPSHOT,
         };
         let Some(max_wait) = max_lock_wait else { return self.begin_unless_begun(begin).await };

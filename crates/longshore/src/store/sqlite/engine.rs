@@ -305,7 +305,7 @@ impl ForeignWrites {
         // Read on the writing connection, whose own commits do not change it.
         let version = conn
             .prepare_cached("pragma data_version")
-            .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
+            .and_then(|mut statement| statement.query_row([], |row| row.get("data_version")))
             .ok();
         if version.is_some() && self.version.is_some() && version != self.version {
             subscribers.send_missed();
@@ -401,7 +401,8 @@ fn wait_for_others(round: i32) -> bool {
 fn switch_to_wal(conn: &Connection, path: &Path) -> Result<()> {
     let began = Instant::now();
     loop {
-        let mode = conn.query_row("pragma journal_mode = wal", [], |row| row.get::<_, String>(0));
+        let mode =
+            conn.query_row("pragma journal_mode = wal", [], |row| row.get::<_, String>("journal_mode"));
         match mode {
             Ok(_) => return Ok(()),
             Err(error) => match error.sqlite_error_code() {

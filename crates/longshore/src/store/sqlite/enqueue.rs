@@ -37,6 +37,7 @@ pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<EnqueuedBatch> {
             batch.created_at = None;
         }
     }
+    debug_assert_eq!(batch.results.len(), jobs.len(), "one result per job, in order");
     Ok(batch)
 }
 
@@ -125,23 +126,23 @@ fn holders(tx: &Tx<'_>, job: &ValidJob) -> Sql<Holders> {
     let stored = tx.row(SAME_ID, [id], |_| Ok((job.id, job.stored_as())))?;
     let mut holders = Holders { earlier: stored, ..Holders::default() };
     if let Some(key) = &job.idempotency_key {
-        holders.idempotency = tx.row(IDEMPOTENCY, [key], |row| row.job(0))?;
+        holders.idempotency = tx.row(IDEMPOTENCY, [key], |row| row.job("id"))?;
     }
     if let Some((key, _)) = &job.unique {
         if stored.is_none() {
             holders.earlier = tx.row(MERGED, [id], |row| {
-                let how = if row.get(1)? { EnqueuedAs::Replaced } else { EnqueuedAs::Existing };
-                Ok((row.job(0)?, how))
+                let how = if row.get("replaced")? { EnqueuedAs::Replaced } else { EnqueuedAs::Existing };
+                Ok((row.job("id")?, how))
             })?;
         }
         // A key belongs to a live job, so an owner that is not waiting is running.
         holders.unique = tx.row(UNIQUE, [key], |row| {
-            let owner = match (row.get(1)?, row.get(2)?) {
+            let owner = match (row.get("waiting")?, row.get("cancelling")?) {
                 (true, _) => Owner::Waiting,
                 (false, false) => Owner::Running,
                 (false, true) => Owner::Cancelling,
             };
-            Ok((row.job(0)?, owner))
+            Ok((row.job("job")?, owner))
         })?;
     }
     Ok(holders)
@@ -275,7 +276,7 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
             job.idempotency_key,
             job.group,
         ],
-        |row| row.get(0),
+        |row| row.get("idempotency_key"),
     )?;
     let ready = Ready {
         run_at: due.unwrap_or(old_run_at),
@@ -366,6 +367,7 @@ impl<'a> Ready<'a> {
                    (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
                     interruptions, keyed, kind, queue, flags, grp, flow, held)
             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+        debug_assert!(self.attempt < self.max_attempts, "job {} waits without an attempt left", self.id);
         tx.execute(
             INSERT,
             params![

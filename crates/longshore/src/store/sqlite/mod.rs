@@ -50,7 +50,6 @@ mod retain;
 mod settle;
 mod stats;
 mod steps;
-mod store;
 mod turns;
 mod tx;
 mod workers;

@@ -15,7 +15,7 @@ use crate::rules::enqueue::Options;
 use crate::rules::lifecycle::{LeaseFlags, Running};
 use crate::rules::retry::RetryPolicy;
 use crate::store::{
-    EndedBy, Interrupted, Interruptor, Recovered, Recovery, Settlement, SweepScope, warn_of_refused_worker,
+    Interrupted, Interruptor, Recovered, Recovery, Settlement, SweepScope, warn_of_refused_worker,
 };
 
 #[async_trait]
@@ -35,7 +35,7 @@ impl Recovery for SqliteStore {
         self.engine.read(move |tx| interrupted(tx, &scope)).await
     }
 
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
+    async fn recover(&self, recoveries: &[Settlement]) -> Result<Vec<Recovered>> {
         let recoveries = recoveries.to_vec();
         self.engine.write(move |tx| recover(tx, &recoveries)).await
     }
@@ -45,7 +45,7 @@ fn presumed_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     const LIVE: &str = "
         select id,
                heartbeat_at,
-               stale_after_ms * 1000
+               stale_after_ms * 1000 as stale_after
           from workers
          where dead_at is null
          order by id";
@@ -55,9 +55,9 @@ fn presumed_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     let mut statement = tx.prepare(LIVE)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        let worker = row.worker(0)?;
-        let threshold = scope.threshold_of(row.get(2)?, holders.contains(&worker));
-        if now.saturating_sub(row.get(1)?) > threshold {
+        let worker = row.worker("id")?;
+        let threshold = scope.threshold_of(row.get("stale_after")?, holders.contains(&worker));
+        if now.saturating_sub(row.get("heartbeat_at")?) > threshold {
             dead.push(worker);
         }
     }
@@ -111,8 +111,8 @@ fn resilient_holders(tx: &Tx<'_>, scope: &SweepScope) -> Sql<HashSet<WorkerId>> 
     let mut statement = tx.prepare(FLAGGED)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        if scope.is_resilient(&readable_flags(row, 1)) {
-            holders.insert(row.worker(0)?);
+        if scope.is_resilient(&readable_flags(row)) {
+            holders.insert(row.worker("worker")?);
         }
     }
     Ok(holders)
@@ -120,8 +120,8 @@ fn resilient_holders(tx: &Tx<'_>, scope: &SweepScope) -> Sql<HashSet<WorkerId>> 
 
 /// Flags that cannot be read count as none: one bad row must not stop the recovery of the
 /// others.
-fn readable_flags(row: &Row<'_>, column: usize) -> Vec<String> {
-    row.list(column).unwrap_or_default()
+fn readable_flags(row: &Row<'_>) -> Vec<String> {
+    row.list("flags").unwrap_or_default()
 }
 
 fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupted>> {
@@ -137,12 +137,12 @@ fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupted>> {
                r.attempt,
                r.max_attempts,
                r.interruptions,
-               r.started_at is not null,
+               r.started_at is not null as started,
                r.cancel_requested,
                r.superseded,
                w.heartbeat_at,
-               w.stale_after_ms * 1000,
-               w.dead_at is not null
+               w.stale_after_ms * 1000 as stale_after,
+               w.dead_at is not null as is_dead
           from running r
           left join workers w on w.id = r.worker
          where r.id > ?1
@@ -157,25 +157,28 @@ fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupted>> {
         if found.len() == scope.limit as usize {
             break;
         }
-        let flags = readable_flags(row, 3);
+        let flags = readable_flags(row);
         let Some(why) = may_be_taken(row, &flags, scope, &holders, now)? else { continue };
-        let id = row.job(0)?;
+        let id = row.job("id")?;
         found.push(Interrupted {
             id,
-            kind: row.get(1)?,
-            queue: row.get(2)?,
+            kind: row.get("kind")?,
+            queue: row.get("queue")?,
             flags,
             retry: retry_policy(tx, id)?,
             running: Running {
-                lease_no: row.get(7)?,
-                worker: row.worker(6)?,
-                attempt: row.get(8)?,
-                max_attempts: row.get(9)?,
-                interruptions: row.get(10)?,
-                started: row.get(11)?,
-                flags: LeaseFlags { cancel_requested: row.get(12)?, superseded: row.get(13)? },
+                lease_no: row.get("lease_no")?,
+                worker: row.worker("worker")?,
+                attempt: row.get("attempt")?,
+                max_attempts: row.get("max_attempts")?,
+                interruptions: row.get("interruptions")?,
+                started: row.get("started")?,
+                flags: LeaseFlags {
+                    cancel_requested: row.get("cancel_requested")?,
+                    superseded: row.get("superseded")?,
+                },
             },
-            claimed_at: row.time(4)?,
+            claimed_at: row.time("claimed_at")?,
             why,
         });
     }
@@ -195,18 +198,18 @@ fn may_be_taken(
     let has_passed = |since: i64, threshold: i64| now.saturating_sub(since) > threshold;
 
     let stepped_at = scope.stepped_at.map_or(i64::MIN, |at| at.timestamp_micros());
-    let since = row.get::<_, i64>(4)?.max(stepped_at);
-    let Some(heartbeat_at) = row.get::<_, Option<i64>>(14)? else {
+    let since = row.get::<_, i64>("claimed_at")?.max(stepped_at);
+    let Some(heartbeat_at) = row.get::<_, Option<i64>>("heartbeat_at")? else {
         let orphan_after = scope.threshold_of(micros(scope.orphan_after), is_resilient);
         return Ok(has_passed(since, orphan_after).then_some(Interruptor::UnknownWorker));
     };
-    let stale_after = row.get(15)?;
-    let holds_resilient = holders.contains(&row.worker(6)?);
-    let is_dead = row.get::<_, bool>(16)?;
+    let stale_after = row.get("stale_after")?;
+    let holds_resilient = holders.contains(&row.worker("worker")?);
+    let is_dead = row.get::<_, bool>("is_dead")?;
     if is_dead || has_passed(heartbeat_at, scope.threshold_of(stale_after, holds_resilient)) {
         return Ok(Some(Interruptor::DeadWorker));
     }
-    let timeout = row.get::<_, Option<i64>>(5)?.map(|ms| ms.saturating_mul(1000));
+    let timeout = row.get::<_, Option<i64>>("timeout_ms")?.map(|ms| ms.saturating_mul(1000));
     let margin = scope.threshold_of(stale_after, is_resilient);
     let is_hung = timeout.is_some_and(|timeout| has_passed(since, timeout.saturating_add(margin)));
     Ok(is_hung.then_some(Interruptor::HungHandler))
@@ -217,18 +220,18 @@ fn retry_policy(tx: &Tx<'_>, id: JobId) -> Sql<Option<RetryPolicy>> {
         select options
           from jobs
          where id = ?1";
-    let options = tx.row(OPTIONS, [id.0.as_bytes()], |row| row.get::<_, Option<String>>(0))?.flatten();
+    let options = tx.value::<Option<String>>(OPTIONS, [id.0.as_bytes()])?.flatten();
     // One bad row must not stop the recovery of the others.
     Ok(Options::from_stored(options.as_deref()).unwrap_or_default().retry)
 }
 
 /// Ends each lease in its own savepoint, so that the items that the database refuses are
 /// deferred alone.
-fn recover(tx: &Tx<'_>, recoveries: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+fn recover(tx: &Tx<'_>, recoveries: &[Settlement]) -> Sql<Vec<Recovered>> {
     let mut results = Vec::with_capacity(recoveries.len());
-    for (why, settlement) in recoveries {
+    for settlement in recoveries {
         tx.conn.execute_batch("savepoint item")?;
-        results.push(match end_alone(tx, EndedBy::Recovery(*why), settlement) {
+        results.push(match end_alone(tx, settlement) {
             Ok(settled) => {
                 tx.conn.execute_batch("release item")?;
                 Recovered::Settled(settled)

@@ -11,7 +11,7 @@ use super::SqliteStore;
 use super::flow_changes::delete_links;
 use super::settle::{add_tally, tally};
 use super::steps::delete_progress;
-use super::tx::{Columns, DAY, HOUR, Sql, Tx, micros};
+use super::tx::{Columns, DAY, HOUR, Sql, Tx, in_order, micros};
 use crate::error::Result;
 use crate::job::{JobId, Outcome};
 use crate::store::{Retained, Retaining, Retention};
@@ -87,7 +87,7 @@ fn due_ranges(tx: &Tx<'_>, policy: &Retention, shortest: Duration) -> Sql<Vec<i6
         policy.failed_permanent.map(before),
         MAX_RANGES as i64 + 1,
     ];
-    tx.rows(DUE, params, |row| row.get(0))
+    tx.rows(DUE, params, |row| row.get("first_row"))
 }
 
 /// Adds the ranges by which the table has grown. What is in them ended after the last look,
@@ -99,8 +99,8 @@ fn add_ranges(tx: &Tx<'_>) -> Sql<u64> {
         select coalesce((
                  select max(b.first_row) + ?1
                    from finished_ranges b
-                  where b.first_row < a.first_row), 0),
-               a.first_row
+                  where b.first_row < a.first_row), 0) as gap_start,
+               a.first_row as gap_end
           from finished_ranges a
          where a.first_row > 0
            and not exists (
@@ -119,11 +119,13 @@ fn add_ranges(tx: &Tx<'_>) -> Sql<u64> {
            set looked_at = ?1
          where name = 'retain'";
     let mut added = 0;
-    for (from, to) in tx.rows(GAPS, [ROWS_PER_RANGE], |row| Ok((row.get(0)?, row.get(1)?)))? {
+    for (from, to) in
+        tx.rows(GAPS, [ROWS_PER_RANGE], |row| Ok((row.get("gap_start")?, row.get("gap_end")?)))?
+    {
         added += add_ranges_between(tx, from, to, 0, MAX_ADDED - added)?;
     }
-    let last: Option<i64> = tx.row(LAST, [], |row| row.get(0))?.flatten();
-    let looked_at: Option<i64> = tx.row(LOOKED_AT, [], |row| row.get(0))?.flatten();
+    let last = tx.value::<Option<i64>>(LAST, [])?.flatten();
+    let looked_at = tx.value::<Option<i64>>(LOOKED_AT, [])?.flatten();
     let from = last.map_or(0, |last| last + ROWS_PER_RANGE);
     added += add_ranges_between(tx, from, i64::MAX, looked_at.unwrap_or(0), MAX_ADDED - added)?;
     if added < MAX_ADDED {
@@ -144,7 +146,7 @@ fn add_ranges_between(tx: &Tx<'_>, mut from: i64, to: i64, read_at: i64, limit: 
         insert into finished_ranges (first_row, read_at)
         values (?1, ?2)";
     for added in 0..limit {
-        let next: Option<i64> = tx.row(NEXT_JOB, [from, to], |row| row.get(0))?.flatten();
+        let next = tx.value::<Option<i64>>(NEXT_JOB, [from, to])?.flatten();
         let Some(next) = next else { return Ok(added) };
         let first_row = next - next.rem_euclid(ROWS_PER_RANGE);
         tx.execute(ADD, [first_row, read_at])?;
@@ -187,8 +189,9 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
     let now = tx.now()?;
     let end = first_row + ROWS_PER_RANGE;
     let rows = tx.rows(FINISHED, [first_row, end], |row| {
-        let is_of_flow = row.flow(3)?.is_some() || row.get::<_, Option<bool>>(4)?.unwrap_or(false);
-        Ok((row.job(0)?, row.outcome(1)?, row.get::<_, i64>(2)?, is_of_flow))
+        let is_skipped = row.get::<_, Option<bool>>("skipped")?.unwrap_or(false);
+        let is_of_flow = is_skipped || row.flow("flow")?.is_some();
+        Ok((row.job("id")?, row.outcome("outcome")?, row.get::<_, i64>("finished_at")?, is_of_flow))
     })?;
     let examined = rows.len() as u64;
     let mut removed = 0;
@@ -249,20 +252,20 @@ fn kept_by_flow(tx: &Tx<'_>, id: JobId, outcome: Outcome, policy: &Retention) ->
                w.failed,
                w.cancelled,
                w.owned
-                 and exists (select 1 from jobs j where j.id = w.id),
+                 and exists (select 1 from jobs j where j.id = w.id) as is_joined,
                exists (select 1 from links l where l.child = ?1)
-                 or exists (select 1 from links l where l.parent = ?1)
+                 or exists (select 1 from links l where l.parent = ?1) as is_linked
           from flows w
          where w.id = coalesce((select j.flow from jobs j where j.id = ?1),
                                (select l.parent from links l where l.child = ?1 limit 1))";
     let found = tx.row(FLOW, [id.0.as_bytes()], |row| {
-        let outcome = match (row.get::<_, i64>(1)?, row.get::<_, bool>(2)?) {
+        let outcome = match (row.get::<_, i64>("failed")?, row.get::<_, bool>("cancelled")?) {
             (1.., _) => Outcome::FailedPermanent,
             (_, true) => Outcome::Cancelled,
             _ => Outcome::Succeeded,
         };
-        let ended_at = row.get::<_, Option<i64>>(0)?.filter(|_| row.get(3) == Ok(false));
-        Ok((ended_at, outcome, row.get::<_, bool>(4)?))
+        let ended_at = row.get::<_, Option<i64>>("ended_at")?.filter(|_| row.get("is_joined") == Ok(false));
+        Ok((ended_at, outcome, row.get::<_, bool>("is_linked")?))
     })?;
     let now = tx.now()?;
     let before = |outcome| policy.of(outcome).map(|time| now.saturating_sub(micros(time)));
@@ -291,7 +294,7 @@ pub(super) fn delete_rows(tx: &Tx<'_>, id: JobId) -> Sql<Option<(String, String)
     const JOB: &str = "
         delete from jobs
          where id = ?1
-        returning queue, kind, flow is not null";
+        returning queue, kind, flow is not null as is_member";
     const ATTEMPTS: &str = "
         delete from attempts
          where job = ?1";
@@ -299,8 +302,9 @@ pub(super) fn delete_rows(tx: &Tx<'_>, id: JobId) -> Sql<Option<(String, String)
         delete from merged_requests
          where job = ?1";
     delete_progress(tx, id)?;
-    let deleted =
-        tx.row(JOB, [id.0.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, bool>(2)?)))?;
+    let deleted = tx.row(JOB, [id.0.as_bytes()], |row| {
+        Ok((row.get("queue")?, row.get("kind")?, row.get::<_, bool>("is_member")?))
+    })?;
     tx.execute(ATTEMPTS, [id.0.as_bytes()])?;
     tx.execute(REQUESTS, [id.0.as_bytes()])?;
     if deleted.as_ref().is_some_and(|(.., is_member)| *is_member) {
@@ -348,20 +352,29 @@ fn fold_tallies(tx: &Tx<'_>, step: u32) -> Sql<u64> {
         delete from tallies
          where minute = 0
            and kept = 0";
-    type Tally = (i64, String, String, String, i64, i64, i64);
-    let read = |row: &Row<'_>| -> rusqlite::Result<Tally> { row.try_into() };
+    struct Tally {
+        minute: i64,
+        queue: String,
+        kind: String,
+        outcome: String,
+        run_bucket: i64,
+        ended: i64,
+        kept: i64,
+    }
+    let read =
+        |row: &Row<'_>| in_order!(row, Tally { minute, queue, kind, outcome, run_bucket, ended, kept });
     let now = tx.now()?;
     let (hours_from, hours_to) = (hour_of(now - 7 * DAY), minutes_fold_before(now));
 
     let mut rows = tx.rows(OLD, params![hours_from, step], read)?;
     let room = i64::from(step) - rows.len() as i64;
     rows.extend(tx.rows(MINUTES, params![hours_from.max(1), hours_to, HOUR, room], read)?);
-    for (minute, queue, kind, outcome, bucket, ended, kept) in &rows {
-        tx.execute(TAKE, params![minute, queue, kind, outcome, bucket])?;
+    for Tally { minute, queue, kind, outcome, run_bucket, ended, kept } in &rows {
+        tx.execute(TAKE, params![minute, queue, kind, outcome, run_bucket])?;
         if *minute < hours_from {
             add_tally(tx, params![0, queue, kind, outcome, 0, 0, kept])?;
         } else {
-            add_tally(tx, params![hour_of(*minute), queue, kind, outcome, bucket, ended, kept])?;
+            add_tally(tx, params![hour_of(*minute), queue, kind, outcome, run_bucket, ended, kept])?;
         }
     }
     tx.execute(EMPTY, [])?;

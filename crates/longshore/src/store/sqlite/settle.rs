@@ -15,7 +15,7 @@ use super::flow_changes::note_end;
 use super::lease::raised_flags;
 use super::steps::save_waits;
 use super::turns::add_turn_of_freed;
-use super::tx::{Sql, Tx};
+use super::tx::{Sql, Tx, in_order};
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, JobId, Outcome};
 use crate::rules::fingerprint::Fingerprint;
@@ -39,13 +39,13 @@ fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> 
     let mut tallies = Tallies::default();
     let mut results = Vec::new();
     let mut refused = None;
-    let by = EndedBy::Holder;
     for settlement in settlements {
+        debug_assert!(settlement.is_sound() && settlement.by == EndedBy::Holder, "{settlement:?}");
         let end = if !settlement.is_alone() {
-            end_lease(tx, by, settlement)?
+            end_lease(tx, settlement)?
         } else {
             tx.conn.execute_batch("savepoint item")?;
-            let end = end_with_more(tx, by, settlement);
+            let end = end_with_more(tx, settlement);
             let close = if end.is_err() { "rollback to item; release item" } else { "release item" };
             tx.conn.execute_batch(close)?;
             match end {
@@ -60,6 +60,7 @@ fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> 
         tallies.add_end(tx, end)?;
     }
     tallies.store(tx)?;
+    debug_assert!(refused.is_some() || results.len() == settlements.len(), "one result per item, in order");
     Ok(match refused {
         Some(error) => Err(error),
         None => Ok(results),
@@ -67,8 +68,8 @@ fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> 
 }
 
 /// Ends one lease and counts its outcome, without follow-up jobs.
-pub(super) fn end_alone(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
-    let end = end_lease(tx, by, settlement)?;
+pub(super) fn end_alone(tx: &Tx<'_>, settlement: &Settlement) -> Sql<Settled> {
+    let end = end_lease(tx, settlement)?;
     let settled = end.settled();
     let mut tallies = Tallies::default();
     tallies.add_end(tx, end)?;
@@ -107,14 +108,14 @@ struct TakenLease {
     attempt: u16,
     max_attempts: u16,
     keyed: bool,
-    group: Option<String>,
+    grp: Option<String>,
     flow: Option<[u8; 16]>,
     /// Whether the group had a limit when the job was claimed.
     gated: bool,
 }
 
 /// Ends one lease, and stores its follow-up jobs and waits.
-fn end_with_more(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
+fn end_with_more(tx: &Tx<'_>, settlement: &Settlement) -> Sql<End> {
     let is_emitted = is_any_emitted(tx, &settlement.awaited_events())?;
     let due_now;
     let settlement = if is_emitted {
@@ -123,7 +124,7 @@ fn end_with_more(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> 
     } else {
         settlement
     };
-    let end = end_lease(tx, by, settlement)?;
+    let end = end_lease(tx, settlement)?;
     // If an earlier call ended the lease and its reply was lost, that call also stored
     // the follow-up jobs.
     if !matches!(end, End::Other(_)) {
@@ -133,10 +134,10 @@ fn end_with_more(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> 
     Ok(end)
 }
 
-fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
+fn end_lease(tx: &Tx<'_>, settlement: &Settlement) -> Sql<End> {
     let Settlement { lease, leave, failure, .. } = settlement;
-    let Some(held) = take_lease(tx, by, settlement)? else {
-        return diagnose(tx, by, settlement).map(End::Other);
+    let Some(held) = take_lease(tx, settlement)? else {
+        return diagnose(tx, settlement).map(End::Other);
     };
     let (error, history) = match leave {
         Leave::Finish(end) => (end.error.as_deref().map(clean), end.history),
@@ -151,7 +152,7 @@ fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
     match leave {
         Leave::Finish(end) => {
             let outcome = end.outcome;
-            finish(tx, by, settlement, &held, end, error)?;
+            finish(tx, settlement, &held, end, error)?;
             Ok(End::Finished { held, outcome })
         }
         Leave::Requeue(end) => {
@@ -162,7 +163,7 @@ fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
 }
 
 /// Deletes the row from `running` if the lease is live and is as decided.
-fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<TakenLease>> {
+fn take_lease(tx: &Tx<'_>, settlement: &Settlement) -> Sql<Option<TakenLease>> {
     const HELD: &str = "
         select queue,
                kind,
@@ -175,7 +176,7 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
                keyed,
                grp,
                flow,
-               gate is not null
+               gate is not null as gated
           from running
          where id = ?1
            and lease_no = ?2   -- fence: a newer lease owns the row
@@ -191,7 +192,7 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
     const LEAVE: &str = "
         delete from running
          where id = ?1";
-    let Settlement { lease, seen, .. } = settlement;
+    let Settlement { lease, by, seen, .. } = settlement;
     let params = params![
         lease.id.0.as_bytes(),
         lease.lease_no,
@@ -201,24 +202,27 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
         !by.requires_dead_holder(),
     ];
     let held = tx.row(HELD, params, |row| {
-        Ok(TakenLease {
-            queue: row.get(0)?,
-            kind: row.get(1)?,
-            flags: row.get(2)?,
-            claimed_at: row.get(3)?,
-            timeout_ms: row.get(4)?,
-            priority: row.get(5)?,
-            attempt: row.get(6)?,
-            max_attempts: row.get(7)?,
-            keyed: row.get(8)?,
-            group: row.get(9)?,
-            flow: row.get(10)?,
-            gated: row.get(11)?,
-        })
+        in_order!(
+            row,
+            TakenLease {
+                queue,
+                kind,
+                flags,
+                claimed_at,
+                timeout_ms,
+                priority,
+                attempt,
+                max_attempts,
+                keyed,
+                grp,
+                flow,
+                gated,
+            }
+        )
     })?;
     if let Some(held) = &held {
         tx.execute(LEAVE, [lease.id.0.as_bytes()])?;
-        if let Some(group) = held.group.as_deref().filter(|_| held.gated) {
+        if let Some(group) = held.grp.as_deref().filter(|_| held.gated) {
             add_turn_of_freed(tx, &held.queue, group, held.priority)?;
         }
     }
@@ -288,15 +292,14 @@ fn prune_history(tx: &Tx<'_>, id: JobId, error: Option<&str>) -> Sql<i64> {
                  where job = ?1
                    and error is not null))";
     let id = id.0.as_bytes();
-    let removed: Option<i64> = tx.row(REMOVED, [id], |row| row.get(0))?;
+    let removed: Option<i64> = tx.value(REMOVED, [id])?;
     let pruned = tx.execute(PRUNE, params![id, MAX_HISTORY - 1, error])?;
     Ok(removed.unwrap_or(0) + pruned as i64)
 }
 
 fn finish(
     tx: &Tx<'_>,
-    by: EndedBy,
-    Settlement { lease, failure, .. }: &Settlement,
+    Settlement { lease, by, failure, .. }: &Settlement,
     held: &TakenLease,
     finish: &Finish,
     error: Option<Cow<'_, str>>,
@@ -311,7 +314,7 @@ fn finish(
         &Ended {
             id: lease.id,
             started_at: Some(held.claimed_at),
-            finished_by: finished_by(by, lease),
+            finished_by: finished_by(*by, lease),
             lease_no: lease.lease_no,
             outcome: finish.outcome,
             attempts: finish.attempts,
@@ -346,6 +349,8 @@ pub(super) struct Ended<'a> {
 }
 
 pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
+    debug_assert!(ended.attempts <= ended.max_attempts, "job {}", ended.id);
+    debug_assert!(ended.failure.is_none() || ended.last_error.is_some(), "a failure has an error");
     const INSERT: &str = "
         insert into finished
                (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
@@ -388,7 +393,7 @@ pub(super) fn newest_error(tx: &Tx<'_>, id: JobId) -> Sql<Option<String>> {
            and error is not null
          order by lease_no desc
          limit 1";
-    tx.row(NEWEST, [id.0.as_bytes()], |row| row.get(0))
+    tx.value(NEWEST, [id.0.as_bytes()])
 }
 
 /// Frees the unique key of a job that finishes. A superseded job no longer owns one.
@@ -414,7 +419,7 @@ fn requeue(tx: &Tx<'_>, lease: &Lease, held: &TakenLease, requeue: &Requeue) -> 
         kind: &held.kind,
         queue: &held.queue,
         flags: held.flags.as_deref(),
-        group: held.group.as_deref(),
+        group: held.grp.as_deref(),
         flow: held.flow,
         is_held: false,
     };
@@ -423,7 +428,7 @@ fn requeue(tx: &Tx<'_>, lease: &Lease, held: &TakenLease, requeue: &Requeue) -> 
 
 /// Finds out why a settlement found no matching lease: the lease is live with other
 /// flags, the same end was stored before and the reply was lost, or the lease is lost.
-fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
+fn diagnose(tx: &Tx<'_>, settlement: &Settlement) -> Sql<Settled> {
     const FINISHED: &str = "
         select 1
           from finished
@@ -441,20 +446,20 @@ fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
            and worker = ?3
            and what = ?4
            and error is ?5";
-    let Settlement { lease, seen, leave, .. } = settlement;
+    let Settlement { lease, by, seen, leave, .. } = settlement;
     if let Some(flags) = raised_flags(tx, lease)? {
         // For recovery, unchanged flags mean that the holder is alive and keeps its lease.
-        let is_flagged = by == EndedBy::Holder || *seen != Some(flags);
+        let is_flagged = *by == EndedBy::Holder || *seen != Some(flags);
         return Ok(if is_flagged { Settled::Flagged(flags) } else { Settled::LeaseLost });
     }
-    if by != EndedBy::Holder {
+    if *by != EndedBy::Holder {
         // Another sweeper has already recovered the job.
         return Ok(Settled::LeaseLost);
     }
     let (id, worker) = (lease.id.0.as_bytes(), lease.worker.0.as_bytes());
     let (history, error) = match leave {
         Leave::Finish(finish) => {
-            let params = params![id, lease.lease_no, finished_by(by, lease), finish.outcome.as_str()];
+            let params = params![id, lease.lease_no, finished_by(*by, lease), finish.outcome.as_str()];
             if tx.row(FINISHED, params, |_| Ok(()))?.is_some() {
                 return Ok(Settled::Stored);
             }

@@ -5,9 +5,8 @@ use std::cell::Cell;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, Utc};
-use rusqlite::types::ValueRef;
+use rusqlite::types::{FromSql, ValueRef};
 use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, Params, Row, RowIndex};
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
@@ -65,6 +64,11 @@ impl<'c> Tx<'c> {
         Ok(rows.collect::<rusqlite::Result<_>>()?)
     }
 
+    /// Runs a statement that returns one value, or none.
+    pub(super) fn value<T: FromSql>(&self, sql: &str, params: impl Params) -> Sql<Option<T>> {
+        self.row(sql, params, |row| row.get(0))
+    }
+
     /// The engine's time in microseconds, the same throughout the transaction.
     pub(super) fn now(&self) -> Sql<i64> {
         const PINNED: &str = "
@@ -75,7 +79,7 @@ impl<'c> Tx<'c> {
         }
         // Read after the write lock was taken, so that a later writer also has a later
         // time.
-        let pinned = self.row(PINNED, [], |row| row.get::<_, Option<i64>>(0))?.flatten();
+        let pinned = self.value::<Option<i64>>(PINNED, [])?.flatten();
         let now = pinned.unwrap_or_else(host_clock);
         self.now.set(Some(now));
         Ok(now)
@@ -114,7 +118,6 @@ pub(super) trait Columns {
     fn outcome(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Outcome>;
     fn condition(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Condition>;
     fn list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Vec<String>>;
-    fn json(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Box<RawValue>>>;
 }
 
 impl Columns for Row<'_> {
@@ -161,14 +164,22 @@ impl Columns for Row<'_> {
             text => decoded(text, |text| serde_json::from_str(text)),
         }
     }
-
-    fn json(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Box<RawValue>>> {
-        match self.get_ref(column)? {
-            ValueRef::Null => Ok(None),
-            text => decoded(text, |text| RawValue::from_string(text.to_owned())).map(Some),
-        }
-    }
 }
+
+/// Reads a row of a statement that runs for every job. The columns have the order of the fields, so none is looked up by its
+/// name, which would take longer than reading it. Builds for tests compare the names.
+macro_rules! in_order {
+    ($row:ident, $type:ident { $($field:ident),+ $(,)? }) => {{
+        let mut positions = 0..;
+        let mut position_of = |field: &str| {
+            let position = positions.next().unwrap_or(usize::MAX);
+            debug_assert_eq!($row.as_ref().column_name(position), Ok(field));
+            position
+        };
+        Ok($type { $($field: $row.get(position_of(stringify!($field)))?),+ })
+    }};
+}
+pub(super) use in_order;
 
 pub(super) fn decoded<T, E>(
     value: ValueRef<'_>,
