@@ -17,7 +17,7 @@ pub(super) struct Measure {
     pub(super) value: i64,
 }
 
-/// One row of `failures`.
+/// One row of `error_groups`.
 pub(super) struct FailureGroup {
     pub(super) fingerprint: i64,
     pub(super) kind: &'static str,

@@ -24,7 +24,7 @@ const COPIES: [(&str, &str); 5] = [
     (
         "finished",
         "id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts, interruptions, \
-         last_error, failure",
+         last_error, error_group",
     ),
     (
         "ready",
@@ -86,7 +86,8 @@ impl PostgresWriter {
             let (fingerprint, attempts, error) = (group.fingerprint, group.attempts, &group.error);
             writeln!(rows, "{fingerprint}\t{kind}\t{attempts}\t{seen}\t{seen}\t{job}\t{error}")?;
         }
-        self.copy("failures (fingerprint, kind, attempts, first_seen, last_seen, job, error)", &rows).await
+        self.copy("error_groups (fingerprint, kind, attempts, first_seen, last_seen, job, error)", &rows)
+            .await
     }
 
     async fn copy(&mut self, table: &str, rows: &str) -> Result<()> {
@@ -179,7 +180,7 @@ const INSERT_JOB: &str = "
 const INSERT_FINISHED: &str = "
     insert into finished
            (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
-            interruptions, last_error, failure)
+            interruptions, last_error, error_group)
     values (?1, ?2, ?3, ?4, 1, ?5, ?6, 3, 0, ?7, ?8)";
 
 const INSERT_READY: &str = "

@@ -350,7 +350,7 @@ end
 $$;
 
 -- Enqueue from SQL: from triggers, migrations or any language. Contains the same key
--- rules as `keys.rs`; the conformance suite compares the two.
+-- rules as `rules/keys.rs`; the conformance suite compares the two.
 create or replace function longshore.enqueue(
     kind             text,
     payload          json default '{}',

@@ -67,7 +67,7 @@ impl SpawnedChildren {
         spawns.iter().all(|name| self.spawns.contains_key(name))
     }
 
-    /// The children of these spawns, or of all. An error if some were deleted: their results are unknown.
+    /// The children of these spawns, or of all. Fails if a child was deleted, because its result is unknown.
     pub(crate) fn of(
         &self,
         join: &str,

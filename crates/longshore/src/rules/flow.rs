@@ -1,8 +1,8 @@
-//! The rules of flows: what happens to the members of a flow when others end. Pure: the engines read
-//! the rows, call these functions and store what they decide.
+//! The rules of flows: what happens to the members of a flow when others end. Pure: the store reads
+//! the rows, calls these functions and stores what they decide.
 //!
-//! [`graph`] has the builder and its checks, `children` what a job spawns and joins. `store/advance.rs` and
-//! `store/operate_flows.rs` store the decisions.
+//! `client/graph.rs` has the builder and its checks, `client/children.rs` what a job spawns and joins. `store/advance.rs`
+//! and `store/operate_flows.rs` store the decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
 //! Every rule, pure: what may happen to a job, a key, a group, a flow or a schedule, and what a caller may request. The
-//! functions here read no clock and no database. The client and the engines call them and store what they decide.
+//! functions here read no clock and no database. The client and the store call them, and the store stores what they decide.
 //!
 //! | Module | Decides |
 //! |---|---|

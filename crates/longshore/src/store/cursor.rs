@@ -39,7 +39,7 @@
 //!
 //! # Groups
 //!
-//! The jobs of groups are not in segments. Their groups wait in lines (`turns.rs`), one per queue
+//! The jobs of groups are not in segments. Their groups wait in lines (`rules/turns.rs`), one per queue
 //! and priority. For the same reasons, the cursor keeps a position in each line, and one for each group
 //! that it has served (`positions.rs`). A head scan forgets the positions in lines.
 

@@ -46,7 +46,7 @@ impl Fenced {
 /// Live leases.
 #[async_trait]
 pub trait Leases {
-    /// Returns the claim behind each lease, as [`claim`](super::Store::claim) returned it,
+    /// Returns the claim behind each lease, as [`claim`](super::Claiming::claim) returned it,
     /// for callers that do not keep claims in memory; `None` if the lease is not
     /// live. Only `run_at` may differ: the due time of a retry is deleted when the
     /// job is claimed, so this is the time the job was enqueued for.

@@ -167,7 +167,7 @@ async fn set_queue(rows: &mut dyn Rows, name: &str, change: &QueueChange) -> Sql
     Ok(())
 }
 
-/// A limit that fits into its column.
+/// Converts a limit to the type of its column.
 pub(super) fn storable_limit(change: Option<Option<u32>>) -> Option<u32> {
     change.flatten().map(|limit| limit.min(i32::MAX as u32))
 }

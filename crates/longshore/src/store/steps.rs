@@ -69,7 +69,7 @@ pub enum StepState {
     Done(Box<RawValue>),
     /// The job waits here.
     Waiting {
-        /// The deadline; `None` means that it waits for events without one.
+        /// The deadline; `None`: no deadline; only an event ends the wait.
         until: Option<DateTime<Utc>>,
     },
 }

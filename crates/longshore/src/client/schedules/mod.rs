@@ -7,7 +7,7 @@
 //! due enqueues its job in the transaction that moves the row to the next tick, if the row is
 //! still at this tick. The engine's clock decides.
 //!
-//! This module owns what a tick means and which ticks get a job. The caller decides when to
+//! `rules/schedules` decides when a line ticks and which ticks get a job. This module stores schedules and fires their ticks. The caller decides when to
 //! make a pass (a worker's upkeep does); the engine makes each tick exclusive to one caller
 //! ([`fire`](crate::store::Schedules::fire)).
 //!

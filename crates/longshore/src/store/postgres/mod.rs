@@ -1,20 +1,20 @@
 //! The Postgres engine: any number of processes on any number of hosts share one
 //! database, version 14 or newer.
 //!
-//! This file opens the database. The other files, in the order of a job's life:
+//! This file opens the database and enters the caller's own transaction. The other files, in the order of a job's life:
 //!
 //! | File | Owns |
 //! |---|---|
-//! | `store` | the operations of [`Store`] that have no trait of their own, each passed to its file |
 //! | `migrate` | the schema's name, its migrations and its clock |
 //! | `enqueue` | storing new jobs; keys |
-//! | `claim`, `claim_sql` | leasing due jobs; the statements of a claim |
-//! | `lease` | live leases: progress, checkpoints |
+//! | `claim`, `claim_sql`, `claim_groups`, `turns` | leasing due jobs; the statements of a claim; jobs of groups; the line of groups |
+//! | `lease` | the claims behind live leases |
 //! | `steps`, `step_in`, `settle` | journaled steps; steps in the user's transaction; storing how attempts end |
 //! | `workers` | heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `events`, `queues`, `groups` | operators' commands on jobs; events; the list of queues; the search for groups |
-//! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
+//! | `operate`, `events`, `queues`, `groups` | moves of jobs for operators' commands; waking jobs that wait for events; the list of queues; the search for groups |
+//! | `tables`, `flow_changes` | parts of statements that put jobs into `ready` and `finished`; the list of changes of flows |
+//! | `inspect`, `stats`, `check` | pages of lists; statistics; the consistency check |
 //! | `retain` | retention and tallies |
 //! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
 //! | `tx`, `run`, `pool`, `connect`, `listen` | a connection and its errors; deadlines and retries; the pool; hosts; `LISTEN` and `NOTIFY` |

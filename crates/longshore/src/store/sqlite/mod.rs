@@ -1,21 +1,21 @@
 //! The SQLite engine: one file, nothing to install, several processes on one host;
 //! `:memory:` for tests.
 //!
-//! This file opens the database. The other files have the same names as those of the
+//! This file opens the database and enters the caller's own transaction. The other files have the same names as those of the
 //! Postgres engine, and the functions that both have are in the same order:
 //!
 //! | File | Owns |
 //! |---|---|
-//! | `store` | the operations of [`Store`] that have no trait of their own, each passed to its file |
 //! | `migrate` | the migrations and the clock |
 //! | `enqueue` | storing new jobs; keys |
-//! | `claim` | leasing due jobs |
-//! | `lease` | live leases: progress, checkpoints |
+//! | `claim`, `claim_groups`, `turns` | leasing due jobs; jobs of groups; the line of groups |
+//! | `lease` | the claims behind live leases |
 //! | `steps`, `settle` | journaled steps; storing how attempts end |
 //! | `workers` | heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `events`, `queues`, `groups` | operators' commands on jobs; events; the list of queues; the search for groups |
-//! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
+//! | `operate`, `events`, `queues`, `groups` | moves of jobs for operators' commands; waking jobs that wait for events; the list of queues; the search for groups |
+//! | `flow_changes` | the list of changes of flows |
+//! | `inspect`, `stats`, `check` | pages of lists; statistics; the consistency check |
 //! | `retain` | retention and tallies |
 //! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
 //! | `tx`, `engine` | a transaction and its errors; the writing and the reading threads |

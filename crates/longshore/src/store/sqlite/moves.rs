@@ -135,7 +135,7 @@ impl Moves for Rows<'_> {
 }
 
 /// Stores a flow on the caller's connection, which cannot be sent to another thread as procedures are.
-/// [`flows`](crate::store::Flows) has the procedure.
+/// `put_flow` in `store/flows.rs` is the same procedure.
 pub(super) fn put_flow_in(tx: &Tx<'_>, new: &NewFlow) -> tx::Sql<PutFlow> {
     let NewFlow { id, name, key, deadline, is_sealed, members, callbacks: _, links } = new;
     let put = params![
