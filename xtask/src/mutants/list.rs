@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! == rules: charge an attempt for a release
-//! in src/lifecycle.rs after fn uncharged(job
+//! in src/rules/lifecycle.rs after fn uncharged(job
 //! - attempts: job.attempt - 1,
 //! + attempts: job.attempt,
 //! caught by settle::*::a_release_is_not_charged_and_is_due_at_once

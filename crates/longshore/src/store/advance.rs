@@ -529,6 +529,11 @@ async fn lock_changed(
         }
         let page = changed(rows, after).await?;
         if !page.is_empty() {
+            // Others may have freed a flow since, or ended flows, so that this page reaches further.
+            let locked = lock(rows, &page, max_flows).await?;
+            if !locked.is_empty() {
+                return Ok((locked, after));
+            }
             rows.execute(&FORGET_CHANGES, args![&page]).await?;
         }
         after = page.last().copied();

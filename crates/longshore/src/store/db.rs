@@ -201,7 +201,11 @@ impl How {
 
     /// Stores all statements together or none.
     pub(crate) const fn together(self) -> Self {
-        How { atomicity: Atomicity::Together, ..self }
+        match self.atomicity {
+            Atomicity::Single => How { atomicity: Atomicity::Together, ..self },
+            // It is together already, and more.
+            _ => self,
+        }
     }
 
     /// Reads everything as it is at one moment.
@@ -622,6 +626,14 @@ fn without_casts(text: &str) -> String {
 #[cfg(all(test, feature = "sqlite"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waiting_for_locks_keeps_how_rows_are_found() {
+        for how in [How::SLOW.indexed().waiting_aside(), How::SLOW.indexed().waiting_up_to(Duration::ZERO)] {
+            assert_eq!(how.atomicity, Atomicity::TogetherIndexed);
+        }
+        assert_eq!(How::SLOW.waiting_aside().atomicity, Atomicity::Together);
+    }
 
     #[test]
     fn the_time_is_the_argument_after_the_others() {

@@ -696,6 +696,10 @@ async fn spawn(rows: &mut dyn Rows, children: &NewChildren) -> Sql<Spawned> {
     if rows.has_row(&IS_STEP_DONE, args![lease.id, step]).await? {
         return Ok(Spawned::Stored);
     }
+    if members.len() > MAX_MEMBERS {
+        // Before the flow of the children is stored.
+        return Ok(Spawned::Full);
+    }
     let mut locked = one(rows.row(&LOCK_CHILDREN, args![flow, kind]).await?)?;
     if !locked.take::<bool>("owned")? {
         return Ok(Spawned::IdOfFlow);
@@ -718,8 +722,9 @@ async fn spawn(rows: &mut dyn Rows, children: &NewChildren) -> Sql<Spawned> {
     }
     let step = NewStep { lease: *lease, name: step.clone(), value: value.clone() };
     if rows.save_steps(&[step]).await? != [Fenced::Held] {
-        rows.undo()?;
-        return Ok(Spawned::LeaseLost);
+        return Err(
+            Error::internal(format!("job {}: the lease was lost while it was locked", lease.id)).into()
+        );
     }
     Ok(Spawned::Stored)
 }
@@ -759,15 +764,17 @@ async fn flows(rows: &mut dyn Rows, filter: &FlowFilter) -> Sql<Vec<FlowRecord>>
 }
 
 fn flow_record(mut row: Row) -> Sql<FlowRecord> {
-    let failed: u64 = row.take("failed")?;
+    // A wrong number of one flow must not hide the others.
+    let mut count = |name: &str| row.take::<i64>(name).map(|count| u64::try_from(count).unwrap_or(0));
+    let (failed, members, open) = (count("failed")?, count("members")?, count("open")?);
     let cancelled = row.take("cancelled")?;
     let ended_at: Option<_> = row.take("ended_at")?;
     Ok(FlowRecord {
         id: row.take("id")?,
         name: row.take("name")?,
         status: FlowRecord::status(failed as i64, cancelled, ended_at.is_some()),
-        members: row.take("members")?,
-        open: row.take("open")?,
+        members,
+        open,
         failed,
         sealed: row.take("sealed")?,
         cancelled,

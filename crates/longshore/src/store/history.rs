@@ -162,14 +162,14 @@ pub trait History {
 #[async_trait]
 impl<E: Engine> History for E {
     async fn put_measures(&self, measures: &[NewMeasure]) -> Result<()> {
-        self.call(How::SLOW.together(), measures.to_vec(), |rows, measures| {
+        self.call(How::QUICK.together(), measures.to_vec(), |rows, measures| {
             Box::pin(put_measures(rows, measures))
         })
         .await
     }
 
     async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool> {
-        self.call(How::SLOW.together(), samples.to_vec(), |rows, samples| {
+        self.call(How::QUICK.together(), samples.to_vec(), |rows, samples| {
             Box::pin(put_samples(rows, samples))
         })
         .await
@@ -184,8 +184,7 @@ impl<E: Engine> History for E {
     }
 }
 
-/// Numbers are added up; of depths and ages, the largest is kept. The rows are sorted, so that two processes lock them
-/// in the same order.
+/// Numbers are added up; of depths and ages, the largest is kept.
 static PUT: Statement = Statement::new(
     "
     insert into longshore.measures as m (minute, what, queue, kind, bucket, value)
@@ -193,7 +192,6 @@ static PUT: Statement = Statement::new(
       from unnest($1::timestamptz[], $2::text[], $3::text[], $4::text[], $5::int2[], $6::int8[])
              as i(minute, what, queue, kind, bucket, value)
      where true
-     order by i.minute, i.what, i.queue, i.kind, i.bucket
         on conflict (minute, what, queue, kind, bucket) do update
        set value = case when m.what in ('waited', 'failed') then m.value + excluded.value
                         when m.value > excluded.value then m.value
@@ -208,7 +206,12 @@ async fn put_measures(rows: &mut dyn Rows, measures: &[NewMeasure]) -> Sql<()> {
 
 /// Stores measures, each at most once.
 async fn put(rows: &mut dyn Rows, measures: &[Stored]) -> Sql<()> {
-    for part in measures.chunks(500) {
+    let mut sorted: Vec<&Stored> = measures.iter().collect();
+    // So that two processes lock the rows in the same order.
+    sorted.sort_by_key(|(minute, measure)| {
+        (*minute, measure.what.as_str(), measure.queue.as_str(), measure.kind.as_str(), measure.bucket)
+    });
+    for part in sorted.chunks(500) {
         let measures = || part.iter().map(|(_, measure)| measure);
         let args = args![
             part.iter().map(|(minute, _)| *minute).collect::<Vec<_>>(),

@@ -225,6 +225,8 @@ static PUT_KINDS: Statement = Statement::new(
 async fn put_kinds(rows: &mut dyn Rows, kinds: &[NewKind]) -> Sql<()> {
     let merged = by_name(kinds);
     let names: Vec<String> = merged.keys().map(ToString::to_string).collect();
+    // No kind for one queue is stored until this is.
+    rows.lock("queue_kinds").await?;
     rows.execute(&REMOVE_QUEUE_KINDS, args![&names]).await?;
     for part in parts(&merged) {
         rows.execute(&PUT_KINDS, args![part.names, part.schemas, part.defaults]).await?;

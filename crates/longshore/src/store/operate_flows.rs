@@ -73,7 +73,7 @@ impl<E: Engine> FlowCommands for E {
     }
 
     async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>> {
-        self.call(How::QUICK, limit, |rows, limit| Box::pin(flows_to_cancel(rows, *limit))).await
+        self.call(How::QUICK.together(), limit, |rows, limit| Box::pin(flows_to_cancel(rows, *limit))).await
     }
 
     async fn retry_members(

@@ -19,7 +19,7 @@ use crate::rules::enqueue::Options;
 use crate::rules::lifecycle::{LeaseFlags, Leave, Running};
 use crate::rules::retry::millis;
 use crate::store::{
-    Interrupted, Interruptor, Lease, Recovered, Recovery, Settled, Settlement, SweepScope,
+    EndedBy, Interrupted, Interruptor, Lease, Recovered, Recovery, Settled, Settlement, SweepScope,
     warn_of_refused_worker,
 };
 
@@ -237,6 +237,7 @@ const MAX_SPLITTING: Duration = Duration::from_secs(20);
 /// Ends leases in batches. If the database refuses a batch, it is split in halves, so that
 /// the items it refuses are deferred alone.
 async fn recover(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Recovered>> {
+    debug_assert!(batch.iter().all(|settlement| matches!(settlement.by, EndedBy::Recovery(_))));
     let started = Instant::now();
     let mut results = vec![Recovered::Settled(Settled::LeaseLost); batch.len()];
     // Lock rows in the order of their ids, as everywhere.

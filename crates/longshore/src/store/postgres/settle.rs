@@ -367,8 +367,9 @@ async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
 
 /// Ends one lease, and stores its follow-up jobs and waits, in one transaction.
 async fn end_with_more(tx: &mut Tx<'_>, item: Item<'_>, results: &mut [Settled]) -> Sql<()> {
-    let done = try_to_end_with_more(tx, item, results).await;
-    if done.is_err() {
+    let mut has_begun = false;
+    let done = try_to_end_with_more(tx, item, results, &mut has_begun).await;
+    if done.is_err() && !has_begun {
         tx.roll_back_begin().await;
     }
     done
@@ -378,10 +379,12 @@ async fn try_to_end_with_more(
     tx: &mut Tx<'_>,
     (nth, settlement): Item<'_>,
     results: &mut [Settled],
+    has_begun: &mut bool,
 ) -> Sql<()> {
     let events = settlement.awaited_events();
     // Until the transaction ends, none of these events is delivered.
     let mut transaction = tx.begin_sharing("events", &events).await?;
+    *has_begun = true;
     let tx = &mut transaction.tx();
     let due_now;
     let settlement = if save_waits(tx, settlement, &events).await? {

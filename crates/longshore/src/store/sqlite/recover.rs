@@ -15,7 +15,7 @@ use crate::rules::enqueue::Options;
 use crate::rules::lifecycle::{LeaseFlags, Running};
 use crate::rules::retry::RetryPolicy;
 use crate::store::{
-    Interrupted, Interruptor, Recovered, Recovery, Settlement, SweepScope, warn_of_refused_worker,
+    EndedBy, Interrupted, Interruptor, Recovered, Recovery, Settlement, SweepScope, warn_of_refused_worker,
 };
 
 #[async_trait]
@@ -228,6 +228,7 @@ fn retry_policy(tx: &Tx<'_>, id: JobId) -> Sql<Option<RetryPolicy>> {
 /// Ends each lease in its own savepoint, so that the items that the database refuses are
 /// deferred alone.
 fn recover(tx: &Tx<'_>, recoveries: &[Settlement]) -> Sql<Vec<Recovered>> {
+    debug_assert!(recoveries.iter().all(|settlement| matches!(settlement.by, EndedBy::Recovery(_))));
     let mut results = Vec::with_capacity(recoveries.len());
     for settlement in recoveries {
         tx.conn.execute_batch("savepoint item")?;
