@@ -19,7 +19,7 @@ use crate::rules::enqueue::check_name;
 /// (`JAN`, `MON-FRI`); `L`, `W` and `#` are supported. If both day fields are restricted, a day
 /// matches if either field matches.
 ///
-/// The [module](super) documents what happens when clocks change.
+/// The [module](crate::cron) documents what happens when clocks change.
 ///
 /// ```
 /// use longshore::CronLine;
