@@ -113,7 +113,6 @@ pub(crate) type Work<A, T> =
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
     pub(super) expected: Expected,
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has no other transactions"))]
     pub(super) atomicity: Atomicity,
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "nothing is locked on SQLite"))]
     pub(super) locks: Locks,
