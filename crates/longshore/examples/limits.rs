@@ -36,9 +36,9 @@ async fn main() -> longshore::Result<()> {
     let client = Client::connect("sqlite::memory:").await?;
     client.migrate().await?;
 
-    // Two calls at once for each customer; acme pays for more, and at most 1000 calls start per second.
+    // Two calls at once for each customer, four for acme, and at most 1000 calls start per second.
     client.group_defaults("default", Some(2), None).await?;
-    let change = GroupChange { limit: Some(Some(4)), weight: Some(2), ..GroupChange::default() };
+    let change = GroupChange { limit: Some(Some(4)), ..GroupChange::default() };
     client.set_group("default", "acme", change).await?;
     client.rate("default", Some(Rate::per_second(1000).burst(50))).await?;
 

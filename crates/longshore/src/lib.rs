@@ -119,7 +119,7 @@ pub use rules::flow::Condition;
 pub use rules::lifecycle::Ending;
 pub use rules::lifecycle::{Interruption, When};
 pub use rules::retry::{MAX_DELAY, RetryPolicy};
-pub use rules::turns::{MAX_WEIGHT, Rate};
+pub use rules::turns::Rate;
 pub use store::{
     Action, CallerTransaction, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord,
     FailureFilter, FailureRecord, FlowFilter, FlowRecord, FlowStatus, FoundGroup, GroupChange, GroupRecord,

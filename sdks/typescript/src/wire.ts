@@ -1104,10 +1104,7 @@ export interface paths {
         delete?: never;
         options?: never;
         head?: never;
-        /**
-         * Changes a group: pauses or resumes it, or sets its limit, rate and weight. Takes effect while workers
-         *     run.
-         */
+        /** Changes a group: pauses or resumes it, or sets its limit and rate. Takes effect while workers run. */
         patch: operations["change_group"];
         trace?: never;
     };
@@ -1775,11 +1772,6 @@ export interface components {
             waiting: number;
             /** @description Whether more jobs wait than were counted. */
             waiting_or_more: boolean;
-            /**
-             * Format: int32
-             * @description How many jobs the group starts per turn, compared with other groups.
-             */
-            weight: number;
         };
         /** @description The settings of the groups of a queue that have none of their own. Absent fields stay as they are. */
         GroupDefaultsRequest: {
@@ -1801,11 +1793,6 @@ export interface components {
             /** @description Whether the group is paused: none of its jobs are claimed. */
             paused?: boolean | null;
             rate?: null | components["schemas"]["Rate"];
-            /**
-             * Format: int32
-             * @description How many jobs it starts per turn, compared with other groups; 1 by default.
-             */
-            weight?: number | null;
         };
         /** @description The server is healthy. */
         Health: {
@@ -2353,7 +2340,7 @@ export interface components {
             flags?: string[];
             /**
              * @description A group of the queue, for example a customer. Groups take fair turns, and each can have a
-             *     limit, a rate and a weight.
+             *     limit and a rate.
              */
             group?: string | null;
             /**

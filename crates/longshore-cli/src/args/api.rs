@@ -62,7 +62,7 @@ A line looks like this:
     /// List, pause, resume and limit the groups of a queue
     ///
     /// A job joins a group when it is enqueued (`--group acme`). Groups take fair turns, however many jobs
-    /// each has. Each can have a limit of running jobs, a rate and a weight.
+    /// each has. Each can have a limit of running jobs and a rate.
     #[command(subcommand)]
     Groups(Groups),
 

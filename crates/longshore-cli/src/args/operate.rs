@@ -121,7 +121,7 @@ Examples:
         every: Repeat,
     },
 
-    /// Set the limit, the rate and the weight of a group
+    /// Set the limit and the rate of a group
     ///
     /// What is not given stays as it is. A group without its own limit or rate has those of `longshore
     /// groups default`.
@@ -129,7 +129,6 @@ Examples:
 Examples:
   longshore groups set mail acme --limit 5
   longshore groups set mail acme --rate 100/s --burst 10
-  longshore groups set mail acme --weight 3       # three jobs for each one of other groups
   longshore groups set mail acme --limit none     # the default of the queue again")]
     Set {
         /// The name of the queue
@@ -138,9 +137,6 @@ Examples:
         group: String,
         #[command(flatten)]
         settings: GroupSettings,
-        /// How many jobs it starts per turn, compared with other groups, 1 to 100
-        #[arg(long, value_name = "N")]
-        weight: Option<u32>,
     },
 
     /// Set the limit and the rate of each group of a queue that has none of its own

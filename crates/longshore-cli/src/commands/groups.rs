@@ -18,7 +18,6 @@ struct Group {
     paused: bool,
     limit: Option<u32>,
     rate: Option<Rate>,
-    weight: u32,
     waiting: u64,
     waiting_or_more: bool,
     running: u64,
@@ -41,13 +40,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Groups, out: &Out) -> Outc
         }
         Groups::Pause(args) => (args.queue, args.group, json!({ "paused": true })),
         Groups::Resume(args) => (args.queue, args.group, json!({ "paused": false })),
-        Groups::Set { queue, group, settings, weight } => {
-            let mut change = change(&settings);
-            if let Some(weight) = weight {
-                change.insert("weight".into(), json!(weight));
-            }
-            (queue, group, Value::Object(change))
-        }
+        Groups::Set { queue, group, settings } => (queue, group, change(&settings)),
     };
     let warning = unknown_queue(endpoint, &queue, out).await;
     let reply = endpoint.patch(&["queues", &queue, "groups", &group]).body(&change).send().await?;
@@ -61,7 +54,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Groups, out: &Out) -> Outc
 }
 
 /// What the settings change, in the API's format.
-fn change(settings: &GroupSettings) -> Map<String, Value> {
+fn change(settings: &GroupSettings) -> Value {
     let mut change = Map::new();
     if let Some(limit) = settings.limit {
         change.insert("limit".into(), json!(limit.0));
@@ -69,7 +62,7 @@ fn change(settings: &GroupSettings) -> Map<String, Value> {
     if let Some(rate) = settings.rate() {
         change.insert("rate".into(), json!(rate));
     }
-    change
+    Value::Object(change)
 }
 
 fn warn(warning: Option<String>, out: &Out) {
@@ -100,7 +93,6 @@ fn table(groups: &[Group]) -> Table {
         ("state", Fit::Whole),
         ("limit", Fit::Whole),
         ("rate", Fit::Whole),
-        ("weight", Fit::Whole),
         ("waiting", Fit::Whole),
         ("running", Fit::Whole),
     ]);
@@ -111,7 +103,6 @@ fn table(groups: &[Group]) -> Table {
             if group.paused { "paused" } else { "active" }.to_owned(),
             group.limit.map_or_else(|| "-".into(), |limit| limit.to_string()),
             shown_rate(group.rate),
-            group.weight.to_string(),
             format!("{}{more}", group.waiting),
             group.running.to_string(),
         ]);

@@ -64,26 +64,25 @@ fn groups_are_listed_limited_and_paused(fixture: &Fixture) {
         let out = fixture.run(line).ok().out;
         out.lines().nth(1).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
     };
-    assert_eq!(words("groups list mail"), ["acme", "active", "-", "-", "1", "1", "0"]);
+    assert_eq!(words("groups list mail"), ["acme", "active", "-", "-", "1", "0"]);
     assert_eq!(
-        words("groups set mail acme --limit 5 --rate 100/s --burst 10 --weight 3"),
-        ["acme", "active", "5", "100/s", "+10", "3", "1", "0"]
+        words("groups set mail acme --limit 5 --rate 100/s --burst 10"),
+        ["acme", "active", "5", "100/s", "+10", "1", "0"]
     );
     assert_eq!(words("groups pause mail acme")[1], "paused");
     assert_eq!(words("groups resume mail acme")[1], "active");
     let group = fixture.run("groups set mail acme --limit none --rate none --json").json();
-    assert_eq!((&group["limit"], &group["rate"], &group["weight"]), (&json!(null), &json!(null), &json!(3)));
+    assert_eq!((&group["limit"], &group["rate"]), (&json!(null), &json!(null)));
     fixture.run("groups default mail --limit 2").ok();
     let queue = fixture.run("groups default mail --rate 5/10m --json").json();
     assert_eq!((&queue["group_limit"], &queue["group_rate"]["period_ms"]), (&json!(2), &json!(600_000)));
-    assert_eq!(words("groups list mail"), ["acme", "active", "2", "5/10m", "3", "1", "0"]);
+    assert_eq!(words("groups list mail"), ["acme", "active", "2", "5/10m", "1", "0"]);
     assert_eq!(words("queues rate mail 100/s")[3], "100/s");
     assert_eq!(fixture.run("queues rate mail none --json").json()["rate"], json!(null));
     assert_eq!(fixture.run("groups list mail --json").json()[0]["name"], "acme");
     assert!(fixture.run("groups list other").ok().out.starts_with("no group"));
     fixture.run("groups set mail acme --rate 0/s").fails_with(2, &["rate.starts", "1 to 1000000"]);
     fixture.run("groups set mail acme --rate often").fails_with(2, &["N/TIME|none", "100/s"]);
-    fixture.run("groups set mail acme --weight 0").fails_with(2, &["weight", "1 to 100"]);
     fixture.run(&format!("enqueue greet --group {}", "x".repeat(129))).fails_with(2, &["group", "128"]);
 }
 

@@ -284,7 +284,6 @@ create table longshore.groups (
     rate             integer check (rate >= 1),
     rate_ms          bigint check (rate_ms >= 1),
     burst            integer check (burst >= 1),
-    weight           integer not null default 1 check (weight between 1 and 100),
     primary key (queue, name),
     check ((rate is null) = (rate_ms is null) and (rate is null) = (burst is null))
 );
@@ -292,14 +291,12 @@ create table longshore.groups (
 -- Each group with waiting jobs has at least one turn per priority, due when its next job is.
 -- Whatever adds a job inserts a turn; a claim deletes those of a group and inserts at most one
 -- per priority. Rows are never updated. `tat` is the state of the group's rate: when the
--- jobs started so far would have started at an even pace. `allowance` is how many jobs the group
--- may still start before it goes to the end of the line, if a claim stopped in between.
+-- jobs started so far would have started at an even pace.
 create sequence longshore.turn_ids;
 create table longshore.turns (
     id               bigint not null default nextval('longshore.turn_ids'),
     at               timestamptz not null,
     tat              timestamptz,
-    allowance        integer,
     priority         smallint not null,
     queue            text not null,
     grp              text not null

@@ -67,7 +67,7 @@ pub(super) struct NewJobBody {
     #[schema(min_length = 1, max_length = 128)]
     pub(super) queue: Option<String>,
     /// A group of the queue, for example a customer. Groups take fair turns, and each can have a
-    /// limit, a rate and a weight.
+    /// limit and a rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 128)]
     pub(super) group: Option<String>,

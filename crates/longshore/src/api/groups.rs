@@ -156,9 +156,6 @@ pub(super) struct GroupRequest {
     #[serde(default, deserialize_with = "or_null")]
     #[schema(value_type = Option<RateSchema>)]
     rate: Option<Option<Rate>>,
-    /// How many jobs it starts per turn, compared with other groups; 1 by default.
-    #[schema(minimum = 1, maximum = 100)]
-    weight: Option<u32>,
 }
 
 /// A field that is present, null or not.
@@ -166,8 +163,7 @@ fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(input: D) -> Result<O
     Option::deserialize(input).map(Some)
 }
 
-/// Changes a group: pauses or resumes it, or sets its limit, rate and weight. Takes effect while workers
-/// run.
+/// Changes a group: pauses or resumes it, or sets its limit and rate. Takes effect while workers run.
 #[utoipa::path(
     patch,
     path = "/queues/{name}/groups/{group}",
@@ -190,8 +186,8 @@ pub(super) async fn change(
     Body(body): Body<GroupRequest>,
 ) -> ApiResult<Json<GroupRecord>> {
     caller.may_use(&queue)?;
-    let GroupRequest { paused, limit, rate, weight } = body;
-    server.client.set_group(&queue, &group, GroupChange { paused, limit, rate, weight }).await?;
+    let GroupRequest { paused, limit, rate } = body;
+    server.client.set_group(&queue, &group, GroupChange { paused, limit, rate }).await?;
     found(&server, &queue, &group).await
 }
 

@@ -287,8 +287,6 @@ pub(super) struct GroupSchema {
     /// How often jobs may start; null means no limit.
     #[schema(required, value_type = Option<RateSchema>)]
     rate: Option<RateSchema>,
-    /// How many jobs the group starts per turn, compared with other groups.
-    weight: u32,
     /// How many jobs wait, up to 1,000.
     waiting: u64,
     /// Whether more jobs wait than were counted.

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::rules::enqueue::{Edit, ValidEdit, check_name, check_queue};
 use crate::rules::lifecycle::{self, Cancel, Retry, State, When};
-use crate::rules::turns::{MAX_WEIGHT, Rate};
+use crate::rules::turns::Rate;
 use crate::store::{
     DeadFilter, FoundGroup, GroupChange, GroupRecord, KeyWait, Operated, Operation, PlaceInLine, QueueChange,
 };
@@ -326,21 +326,13 @@ impl Client {
         Ok(())
     }
 
-    /// Changes the settings of a group: pauses or resumes it, or sets its limit, rate and weight.
+    /// Changes the settings of a group: pauses or resumes it, or sets its limit and rate.
     /// They take effect while workers run.
     pub async fn set_group(&self, queue: &str, group: &str, change: GroupChange) -> Result<()> {
         check_queue("queue", queue)?;
         check_name("group", group)?;
         let limit = change.limit.map(check_group_limit).transpose()?;
         let rate = change.rate.map(|rate| rate.map(|rate| rate.check("rate")).transpose()).transpose()?;
-        if let Some(weight) = change.weight.filter(|weight| !(1..=MAX_WEIGHT).contains(weight)) {
-            return Err(Error::invalid(
-                "weight",
-                format!(
-                    "weight: {weight} is out of range; use 1 to {MAX_WEIGHT}, or pause the group to stop it"
-                ),
-            ));
-        }
         self.store.set_group(queue, group, &GroupChange { limit, rate, ..change }).await?;
         self.notifier.notify([(queue, When::NOW)]);
         Ok(())

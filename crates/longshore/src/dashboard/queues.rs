@@ -335,7 +335,7 @@ fn groups(frame: &Frame, one: &OneQueue) -> Markup {
             }
             table #groups .list {
                 thead { tr { th { "Group" } th .c-number { "Waiting" } th .c-number { "Running" } th { "Limit" }
-                    th .c-number { "Weight" } th .c-actions { span .unseen { "Actions" } } } }
+                    th .c-actions { span .unseen { "Actions" } } } }
                 tbody { @for group in one.named.iter().chain(&one.groups) { (group_row(frame, queue, group)) } }
             }
         }
@@ -359,7 +359,6 @@ fn group_row(frame: &Frame, queue: &str, group: &GroupRecord) -> Markup {
             td .c-number data-label="Waiting" { (format::number(group.waiting)) @if group.waiting_or_more { "+" } }
             td .c-number data-label="Running" { (format::number(group.running)) }
             td data-label="Limit" { (limits(group.limit, group.rate)) }
-            td .c-number data-label="Weight" { (group.weight) }
             td .c-actions { @if frame.rights.operate {
                 (Action::post(url, label, done).method("PATCH").look(Look::Small)
                     .fields(html! { input type="hidden" name="paused" value=(paused) data-json="raw"; }))
@@ -395,7 +394,6 @@ mod tests {
             paused: true,
             limit: None,
             rate: None,
-            weight: 1,
             waiting: 1000,
             waiting_or_more: true,
             running: 1,

@@ -1,10 +1,10 @@
 //! The rules of groups: how many jobs of a group may start now, and when it is its turn again.
 //! Pure, without SQL; both engines store what this module decides.
 //!
-//! Groups with waiting jobs stand in line. A claim serves the first groups of the line: it takes
-//! up to a *quantum* of jobs from each and sends the group back to the end. So every group gets its
-//! share, however many jobs the others have, and a million jobs of a group that may not start are
-//! a single place in the line.
+//! Groups with waiting jobs stand in line. A claim serves the first groups of the line: it divides the
+//! jobs that it wants equally among them and sends each group that got jobs back to the end. So every
+//! group gets its share, however many jobs the others have, and a million jobs of a group that may not
+//! start are a single place in the line.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// How many jobs a group may start per turn of a large claim, at least.
-const MIN_QUANTUM: usize = 8;
+/// How many jobs a large claim takes from each group, about.
+const PER_GROUP: usize = 8;
 /// The maximum number of groups that one claim serves.
 pub(crate) const MAX_GROUPS: usize = 64;
 /// When a group at its limit is looked at again. Normally the end of one of its jobs adds a turn
@@ -22,8 +22,6 @@ pub(crate) const MAX_GROUPS: usize = 64;
 const LIMIT_FALLBACK: TimeDelta = TimeDelta::seconds(1);
 /// When a paused group is looked at again. Normally its resumption adds a turn sooner.
 const PAUSE_FALLBACK: TimeDelta = TimeDelta::seconds(10);
-/// The highest weight.
-pub const MAX_WEIGHT: u32 = 100;
 
 /// A rate: how many jobs may start in a period, and how many of them at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,7 +156,6 @@ pub(crate) struct Gate {
     pub(crate) paused: bool,
     pub(crate) max_running: Option<u32>,
     pub(crate) rate: Option<Rate>,
-    pub(crate) weight: u32,
 }
 
 /// A group whose turn it is, under its lock.
@@ -169,43 +166,37 @@ pub(crate) struct Visit {
     pub(crate) running: usize,
     /// The state of its rate.
     pub(crate) paced_until: Option<DateTime<Utc>>,
-    /// What is left of its turn, if an earlier claim stopped in between.
-    pub(crate) allowance: Option<usize>,
 }
 
-/// How many jobs each group may start per turn and unit of weight, if a claim wants this many and
-/// this many groups stand in line. Large enough that a claim serves few groups, and small enough that
-/// claims of single jobs take turns too.
-pub(crate) fn quantum(wanted: usize, groups: usize) -> usize {
-    MIN_QUANTUM.min(wanted).max(wanted.div_ceil(groups.max(1)))
+/// How many jobs the `nth` group of a claim may start (from 0), if the claim wants this many and this many
+/// groups stand in line. If they cannot be divided equally, the first groups get one more, and stand
+/// behind the others at the end of the line.
+pub(crate) fn share(wanted: usize, groups: usize, nth: usize) -> usize {
+    let groups = groups.clamp(1, groups_to_serve(wanted));
+    wanted / groups + usize::from(nth < wanted % groups)
 }
 
-/// How many groups a claim serves at most, so that it gets the jobs it wants if each has enough.
+/// How many groups a claim serves, so that it gets the jobs it wants if each has enough.
 pub(crate) fn groups_to_serve(wanted: usize) -> usize {
-    wanted.div_ceil(MIN_QUANTUM).clamp(1, MAX_GROUPS)
+    wanted.div_ceil(PER_GROUP).clamp(1, MAX_GROUPS)
 }
 
 impl Visit {
     /// How many jobs of the group may start now. `startable` limits the jobs of a group with a
     /// rate: a claim counts as a start, so they are not claimed ahead of time.
-    pub(crate) fn room(&self, quantum: usize, startable: usize, now: DateTime<Utc>) -> usize {
-        let Gate { paused, max_running, rate, .. } = self.gate;
+    pub(crate) fn room(&self, share: usize, startable: usize, now: DateTime<Utc>) -> usize {
+        let Gate { paused, max_running, rate } = self.gate;
         if paused {
             return 0;
         }
         let by_limit = max_running.map_or(usize::MAX, |limit| (limit as usize).saturating_sub(self.running));
         let by_rate = rate.map_or(usize::MAX, |rate| rate.room(self.paced_until, now).min(startable));
-        self.allowance(quantum).min(by_limit).min(by_rate)
-    }
-
-    /// How many jobs the group may start before it goes to the end of the line.
-    fn allowance(&self, quantum: usize) -> usize {
-        self.allowance.unwrap_or_else(|| quantum.saturating_mul(self.gate.weight.max(1) as usize))
+        share.min(by_limit).min(by_rate)
     }
 
     /// What becomes of the group's turn.
-    pub(crate) fn next(&self, quantum: usize, served: &Served, now: DateTime<Utc>) -> Turn {
-        let Gate { paused, max_running, rate, .. } = self.gate;
+    pub(crate) fn next(&self, served: &Served, now: DateTime<Utc>) -> Turn {
+        let Gate { paused, max_running, rate } = self.gate;
         let paced_until = rate.map(|rate| rate.paced_until(self.paced_until, now, served.started));
         let paced_until = paced_until.filter(|until| *until > now);
         let at = match served.next_job {
@@ -219,13 +210,8 @@ impl Visit {
                     now + LIMIT_FALLBACK
                 }
                 // Jobs are due and may start, but the claim had enough, or could not take them: they
-                // are locked, or of kinds that the worker does not handle. The group keeps its place.
-                // If it started nothing, the share of the next claim does not depend on the size of this one.
-                _ if served.started == 0 => return Turn::Kept { paced_until, allowance: self.allowance },
-                _ if served.started < self.allowance(quantum) => {
-                    let left = self.allowance(quantum) - served.started;
-                    return Turn::Kept { paced_until, allowance: Some(left) };
-                }
+                // are locked, or of kinds that the worker does not handle.
+                _ if served.started == 0 => return Turn::Kept { paced_until },
                 _ => now,
             },
         };
@@ -248,8 +234,8 @@ pub(crate) enum Turn {
     None,
     /// At this time.
     At { at: DateTime<Utc>, paced_until: Option<DateTime<Utc>> },
-    /// At the same place as before, for this many more jobs; `None` if its turn has not begun.
-    Kept { paced_until: Option<DateTime<Utc>>, allowance: Option<usize> },
+    /// At the same place as before, because the claim took nothing.
+    Kept { paced_until: Option<DateTime<Utc>> },
 }
 
 #[cfg(test)]
@@ -261,10 +247,10 @@ mod tests {
     }
 
     fn visit(gate: Gate) -> Visit {
-        Visit { gate, running: 0, paced_until: None, allowance: None }
+        Visit { gate, running: 0, paced_until: None }
     }
 
-    const FREE: Gate = Gate { paused: false, max_running: None, rate: None, weight: 1 };
+    const FREE: Gate = Gate { paused: false, max_running: None, rate: None };
 
     #[test]
     fn a_rate_admits_the_burst_and_then_an_even_pace() {
@@ -341,10 +327,9 @@ mod tests {
     }
 
     #[test]
-    fn the_room_is_the_smallest_of_quantum_limit_and_rate() {
+    fn the_room_is_the_smallest_of_share_limit_and_rate() {
         let room = |gate, running| Visit { running, ..visit(gate) }.room(8, 1000, at(0));
         assert_eq!(room(FREE, 0), 8);
-        assert_eq!(room(Gate { weight: 3, ..FREE }, 0), 24);
         assert_eq!(room(Gate { max_running: Some(5), ..FREE }, 3), 2);
         assert_eq!(room(Gate { max_running: Some(5), ..FREE }, 7), 0);
         assert_eq!(room(Gate { paused: true, ..FREE }, 0), 0);
@@ -356,20 +341,17 @@ mod tests {
 
     #[test]
     fn every_group_with_jobs_keeps_a_turn() {
-        let next = |visit: Visit, started, next_job| visit.next(8, &Served { started, next_job }, at(0));
+        let next = |visit: Visit, started, next_job| visit.next(&Served { started, next_job }, at(0));
         let turn = |at| Turn::At { at, paced_until: None };
-        let kept = |allowance| Turn::Kept { paced_until: None, allowance };
+        let kept = Turn::Kept { paced_until: None };
         assert_eq!(next(visit(FREE), 3, None), Turn::None);
-        assert_eq!(next(visit(FREE), 8, Some(at(-5))), turn(at(0)));
-        assert_eq!(next(visit(FREE), 3, Some(at(-5))), kept(Some(5)));
-        assert_eq!(next(visit(FREE), 0, Some(at(-5))), kept(None));
-        assert_eq!(next(Visit { allowance: Some(5), ..visit(FREE) }, 0, Some(at(-5))), kept(Some(5)));
+        assert_eq!(next(visit(FREE), 1, Some(at(-5))), turn(at(0)));
+        assert_eq!(next(visit(FREE), 0, Some(at(-5))), kept);
         assert_eq!(next(visit(FREE), 0, Some(at(700))), turn(at(700)));
-        assert_eq!(next(Visit { allowance: Some(5), ..visit(FREE) }, 5, Some(at(-5))), turn(at(0)));
-        assert_eq!(next(visit(Gate { weight: 2, ..FREE }), 8, Some(at(-5))), kept(Some(8)));
         let limited = visit(Gate { max_running: Some(3), ..FREE });
         assert_eq!(next(limited, 3, Some(at(-5))), turn(at(1000)));
-        assert_eq!(next(limited, 2, Some(at(-5))), kept(Some(6)));
+        assert_eq!(next(limited, 2, Some(at(-5))), turn(at(0)));
+        assert_eq!(next(limited, 0, Some(at(-5))), kept);
         let paused = visit(Gate { paused: true, ..FREE });
         assert_eq!(next(paused, 0, Some(at(-5))), turn(at(10_000)));
         let rated = visit(Gate { rate: Some(Rate::per_second(10)), ..FREE });
@@ -385,10 +367,23 @@ mod tests {
         assert_eq!(groups_to_serve(500), 63);
         assert_eq!(groups_to_serve(1), 1);
         assert_eq!(groups_to_serve(1000), 64);
-        assert_eq!(quantum(500, 2), 250);
-        assert_eq!(quantum(500, 1000), 8);
-        assert_eq!(quantum(1, 1000), 1);
-        assert_eq!(quantum(3, 2), 3);
+    }
+
+    #[test]
+    fn a_claim_is_divided_equally_among_the_groups_that_it_serves() {
+        for wanted in 1..600 {
+            for groups in [1, 2, 3, 4, 7, 64, 1000] {
+                let served = groups.min(groups_to_serve(wanted));
+                let shares: Vec<usize> = (0..served).map(|nth| share(wanted, groups, nth)).collect();
+                assert_eq!(shares.iter().sum::<usize>(), wanted);
+                assert!(shares[0] - shares[served - 1] <= 1, "{shares:?}");
+            }
+        }
+        let shares = |wanted, groups| [0, 1, 2, 3].map(|nth| share(wanted, groups, nth));
+        assert_eq!(shares(33, 4), [9, 8, 8, 8]);
+        assert_eq!(shares(500, 2)[..2], [250, 250]);
+        assert_eq!(shares(10, 1000)[..2], [5, 5]);
+        assert_eq!(share(1, 1000, 0), 1);
     }
 
     #[test]

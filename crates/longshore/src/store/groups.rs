@@ -19,8 +19,6 @@ pub struct GroupChange {
     pub limit: Option<Option<u32>>,
     /// How often its jobs may start; the inner `None` means the default of its queue.
     pub rate: Option<Option<Rate>>,
-    /// How many jobs it starts per turn, compared with other groups: 1 to 100.
-    pub weight: Option<u32>,
 }
 
 /// A group as operators see it. The settings are those in effect: its own or, where it has none, the
@@ -38,8 +36,6 @@ pub struct GroupRecord {
     pub limit: Option<u32>,
     /// How often its jobs may start; `None` means no limit.
     pub rate: Option<Rate>,
-    /// How many jobs it starts per turn, compared with other groups.
-    pub weight: u32,
     /// The number of waiting jobs, up to 1,000.
     pub waiting: u64,
     /// Whether more jobs wait than were counted.
@@ -159,15 +155,14 @@ impl<E: Engine> Groups for E {
 
 static SET_GROUP: Statement = Statement::new(
     "
-    insert into longshore.groups as g (queue, name, paused, max_running, weight, rate, rate_ms, burst)
-    values ($1, $2, coalesce($3, false), $5, coalesce($6, 1), $8, $9, $10)
+    insert into longshore.groups as g (queue, name, paused, max_running, rate, rate_ms, burst)
+    values ($1, $2, coalesce($3, false), $5, $7, $8, $9)
         on conflict (queue, name) do update
        set paused = coalesce($3, g.paused),
            max_running = case when $4 then $5 else g.max_running end,
-           weight = coalesce($6, g.weight),
-           rate = case when $7 then $8 else g.rate end,
-           rate_ms = case when $7 then $9 else g.rate_ms end,
-           burst = case when $7 then $10 else g.burst end",
+           rate = case when $6 then $7 else g.rate end,
+           rate_ms = case when $6 then $8 else g.rate_ms end,
+           burst = case when $6 then $9 else g.burst end",
 );
 
 /// The settings have changed, so more of its jobs may start now.
@@ -189,7 +184,6 @@ async fn set_group(rows: &mut dyn Rows, queue: &str, group: &str, change: &Group
         change.paused,
         change.limit.is_some(),
         storable_limit(change.limit),
-        change.weight,
         change.rate.is_some(),
         rate.map(|rate| rate.starts),
         rate.map(|rate| rate.period_ms),
@@ -207,8 +201,7 @@ macro_rules! group_columns {
            coalesce(g.max_running, s.group_max_running) as max_running,
            case when g.rate is null then s.group_rate else g.rate end as rate,
            case when g.rate is null then s.group_rate_ms else g.rate_ms end as rate_ms,
-           case when g.rate is null then s.group_burst else g.burst end as burst,
-           coalesce(g.weight, 1) as weight, (
+           case when g.rate is null then s.group_burst else g.burst end as burst, (
              select count(*)
                from (select 1
                        from longshore.ready r
@@ -301,7 +294,6 @@ fn read_group(queue: &str, row: &mut Row) -> Sql<GroupRecord> {
         paused: row.take("paused")?,
         limit: row.take("max_running")?,
         rate,
-        weight: row.take("weight")?,
         waiting,
         waiting_or_more,
         running: row.take("running")?,

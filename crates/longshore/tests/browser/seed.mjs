@@ -58,7 +58,7 @@ export async function seed({ jobs, on }) {
   await call("PUT", "/queues/payments/limit", { limit: 8 });
   await call("PUT", "/queues/webhooks/rate", { rate: { starts: 50 } });
   await call("PATCH", "/queues/webhooks/groups/umbrella", { paused: true });
-  await call("PATCH", "/queues/webhooks/groups/acme", { limit: 3, weight: 2 });
+  await call("PATCH", "/queues/webhooks/groups/acme", { limit: 3 });
 
   const deck = Object.entries(KINDS).flatMap(([kind, [, share]]) => Array(share).fill(kind));
   const some = (count) => Array.from({ length: count }, () => {

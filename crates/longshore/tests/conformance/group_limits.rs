@@ -32,7 +32,6 @@ cases! {
     a_rate_that_is_set_again_gives_no_new_burst,
     a_drain_waits_for_a_rate_unless_the_clock_is_stopped,
     a_drain_ends_while_rates_are_remembered_and_no_job_is_due,
-    a_claim_that_takes_nothing_from_a_group_does_not_change_its_share,
     settings_out_of_range_are_refused_by_field,
     a_worker_never_exceeds_the_limit_of_a_group_and_runs_all_jobs,
 }
@@ -307,16 +306,15 @@ async fn a_change_keeps_the_other_settings(fixture: Fixture) {
     }
 
     for change in [
-        GroupChange { paused: Some(true), ..GroupChange::default() },
-        GroupChange { weight: Some(9), ..GroupChange::default() },
         GroupChange { limit: Some(Some(3)), ..GroupChange::default() },
+        GroupChange { paused: Some(true), ..GroupChange::default() },
         GroupChange { rate: Some(Some(other)), ..GroupChange::default() },
-        GroupChange { weight: Some(9), ..GroupChange::default() },
+        GroupChange { limit: Some(Some(3)), ..GroupChange::default() },
     ] {
         set(&fixture, "acme", change).await;
     }
     let group = fixture.group("default", "acme").await.expect("group").expect("it has settings");
-    assert_eq!((group.paused, group.limit, group.rate, group.weight), (true, Some(3), Some(other), 9));
+    assert_eq!((group.paused, group.limit, group.rate), (true, Some(3), Some(other)));
 }
 
 async fn a_rate_that_is_set_again_gives_no_new_burst(fixture: Fixture) {
@@ -357,22 +355,6 @@ async fn a_drain_ends_while_rates_are_remembered_and_no_job_is_due(fixture: Fixt
     assert_eq!(fixture.count(Status::Succeeded).await, 1);
 }
 
-async fn a_claim_that_takes_nothing_from_a_group_does_not_change_its_share(fixture: Fixture) {
-    add(&fixture, "acme", 20).await;
-    add(&fixture, "globex", 20).await;
-    let worker = fixture.worker().await;
-    let claim = async |limit: u32, kind: &str| {
-        let request = ClaimRequest { kinds: Some(vec![kind.into()]), ..ClaimRequest::new(worker, limit) };
-        fixture.store().claim(&request, &mut ClaimCursor::default()).await.expect("claim").jobs
-    };
-    assert_eq!(claim(500, "other").await.len(), 0);
-    let mut groups = Vec::new();
-    for _ in 0..4 {
-        groups.extend(claim(1, "work").await.iter().map(|job| job.group().map(str::to_owned)));
-    }
-    assert_eq!(groups, ["acme", "globex", "acme", "globex"].map(|name| Some(name.to_owned())));
-}
-
 async fn settings_out_of_range_are_refused_by_field(fixture: Fixture) {
     let none = GroupChange::default;
     for (field, change) in [
@@ -380,8 +362,6 @@ async fn settings_out_of_range_are_refused_by_field(fixture: Fixture) {
         ("limit", GroupChange { limit: Some(Some(u32::MAX)), ..none() }),
         ("rate", GroupChange { rate: Some(Some(Rate::per_second(0))), ..none() }),
         ("rate", GroupChange { rate: Some(Some(Rate::per_second(1).burst(0))), ..none() }),
-        ("weight", GroupChange { weight: Some(0), ..none() }),
-        ("weight", GroupChange { weight: Some(101), ..none() }),
     ] {
         let error = fixture.set_group("default", "acme", change).await.expect_err(field);
         assert_eq!(error.field(), Some(field), "{error}");

@@ -1,4 +1,4 @@
-//! Groups: fair turns, weights and priorities. `group_limits` has limits, rates and pauses.
+//! Groups: fair turns and priorities. `group_limits` has limits, rates and pauses.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use crate::fixture::*;
 cases! {
     a_large_group_does_not_delay_a_small_one,
     groups_take_turns_when_jobs_are_claimed_one_by_one,
-    a_group_gets_jobs_in_proportion_to_its_weight,
+    equal_groups_get_equal_shares_in_claims_of_every_size,
+    a_group_that_got_one_job_less_than_the_others_comes_first,
     a_higher_priority_comes_first_in_and_across_groups,
     the_jobs_of_a_claim_are_ordered_across_groups,
     jobs_with_and_without_a_group_take_turns,
@@ -104,16 +105,39 @@ async fn groups_take_turns_when_jobs_are_claimed_one_by_one(fixture: Fixture) {
     assert_eq!(order, "abcabcabc");
 }
 
-async fn a_group_gets_jobs_in_proportion_to_its_weight(fixture: Fixture) {
-    set(&fixture, "heavy", GroupChange { weight: Some(3), ..GroupChange::default() }).await;
-    add(&fixture, "heavy", 100).await;
-    add(&fixture, "light", 100).await;
-    let worker = fixture.worker().await;
-    let mut claimed = Vec::new();
-    for _ in 0..4 {
-        claimed.extend(fixture.claim(worker, 16).await);
+async fn equal_groups_get_equal_shares_in_claims_of_every_size(fixture: Fixture) {
+    for size in [1, 3, 8, 10, 33, 50, 100, 200] {
+        let queue = format!("of {size}");
+        for group in ["a", "b", "c", "d"] {
+            let jobs = (0..150).map(|_| in_group(group).queue(&queue));
+            fixture.enqueue_many(jobs).await.expect("enqueue");
+        }
+        let worker = fixture.worker_with(DAY).await;
+        let request = ClaimRequest { queues: vec![queue], ..ClaimRequest::new(worker, size) };
+        let (mut cursor, mut claimed) = (ClaimCursor::default(), Vec::new());
+        while claimed.len() < 300 {
+            let claims = fixture.store().claim(&request, &mut cursor).await.expect("claim");
+            assert_eq!(claims.jobs.len(), size as usize, "the groups have enough jobs");
+            claimed.extend(claims.jobs);
+            fixture.advance(Duration::from_millis(1)).await;
+        }
+        let shares: Vec<usize> = per_group(&claimed).into_values().collect();
+        let (least, most) = (shares.iter().min().expect("groups"), shares.iter().max().expect("groups"));
+        // One turn has at most 8 jobs, if it is not the turn of all groups.
+        assert!(shares.len() == 4 && most - least <= 8, "claims of {size}: {shares:?}");
     }
-    assert_eq!(per_group(&claimed), counts([("heavy", 48), ("light", 16)]));
+}
+
+async fn a_group_that_got_one_job_less_than_the_others_comes_first(fixture: Fixture) {
+    for group in ["a", "b", "c", "d"] {
+        add(&fixture, group, 100).await;
+    }
+    let worker = fixture.worker().await;
+    let mut all = Vec::new();
+    for expected in [[9, 9, 8, 8], [17, 17, 17, 17]] {
+        all.extend(fixture.claim(worker, 34).await);
+        assert_eq!(per_group(&all).into_values().collect::<Vec<_>>(), expected);
+    }
 }
 
 async fn a_higher_priority_comes_first_in_and_across_groups(fixture: Fixture) {
@@ -364,8 +388,7 @@ async fn jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog
 async fn groups_are_listed_by_name_with_their_settings(fixture: Fixture) {
     let rate = Rate::per_second(5).burst(2);
     fixture.group_defaults("default", Some(7), None).await.expect("defaults");
-    set(&fixture, "idle", GroupChange { rate: Some(Some(rate)), weight: Some(4), ..GroupChange::default() })
-        .await;
+    set(&fixture, "idle", GroupChange { rate: Some(Some(rate)), ..GroupChange::default() }).await;
     add(&fixture, "acme", 3).await;
     add(&fixture, "big", 1005).await;
     let worker = fixture.worker().await;
@@ -378,7 +401,7 @@ async fn groups_are_listed_by_name_with_their_settings(fixture: Fixture) {
         shown,
         [("acme", Some(7), 2, false, 1), ("big", Some(7), 1000, true, 0), ("idle", Some(7), 0, false, 0),]
     );
-    assert_eq!((groups[2].rate, groups[2].weight, groups[2].paused), (Some(rate), 4, false));
+    assert_eq!((groups[2].rate, groups[2].paused), (Some(rate), false));
     let page = fixture.groups("default", "acme", 1).await.expect("groups");
     assert_eq!(page, [groups[1].clone()]);
     assert_eq!(fixture.group("default", "idle").await.expect("group"), Some(groups[2].clone()));
@@ -572,8 +595,7 @@ async fn a_plain_suspect_is_taken_beside_groups(fixture: Fixture) {
 }
 
 async fn claims_leave_one_turn_per_group_and_priority(fixture: Fixture) {
-    set(&fixture, "acme", GroupChange { limit: Some(Some(100)), weight: Some(5), ..GroupChange::default() })
-        .await;
+    limit(&fixture, "acme", 100).await;
     add(&fixture, "acme", 50).await;
     for _ in 0..50 {
         fixture.add(in_group("acme").priority(5)).await;
@@ -686,12 +708,7 @@ impl Dice {
     fn change(&mut self) -> GroupChange {
         let limit = (self.roll(2) == 0).then(|| self.roll(3) as u32 + 1);
         let rate = (self.roll(3) == 0).then(|| Rate::per_second(self.roll(5) as u32 + 1).burst(2));
-        GroupChange {
-            paused: Some(self.roll(4) == 0),
-            limit: Some(limit),
-            rate: Some(rate),
-            weight: Some(self.roll(3) as u32 + 1),
-        }
+        GroupChange { paused: Some(self.roll(4) == 0), limit: Some(limit), rate: Some(rate) }
     }
 }
 
@@ -770,7 +787,7 @@ async fn one_sequence(fixture: &Fixture, mut dice: Dice, has_settings: bool) {
     }
     // Lift everything, and run what is left.
     for group in ["a", "b", "c"].into_iter().filter(|_| has_settings) {
-        let free = GroupChange { paused: Some(false), limit: Some(None), rate: Some(None), weight: Some(1) };
+        let free = GroupChange { paused: Some(false), limit: Some(None), rate: Some(None) };
         fixture.set_group(&queue, group, free).await.expect("set_group");
     }
     for job in held {

@@ -294,7 +294,6 @@ class Group(TypedDict):
     running: int
     waiting: int
     waiting_or_more: bool
-    weight: int
 
 
 class GroupDefaultsRequest(TypedDict, total=False):
@@ -310,7 +309,6 @@ class GroupRequest(TypedDict, total=False):
     limit: Union[int, None]
     paused: Union[bool, None]
     rate: Union[Rate, None]
-    weight: Union[int, None]
 
 
 class Health(TypedDict):

@@ -117,7 +117,7 @@ impl NewJob {
     }
 
     /// Puts the job into a group of its queue, for example a customer. Groups take fair turns, and
-    /// each can have a limit, a rate and a weight of its own.
+    /// each can have a limit and a rate of its own.
     pub fn group(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());
         self

@@ -14,7 +14,7 @@ use super::claim::{Reader, Room, bind_filter, may_take_suspect};
 use super::claim_sql::{is_handled, lease_taken};
 use super::tx::{Sql, Tx};
 use crate::job::JobId;
-use crate::rules::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, quantum};
+use crate::rules::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, share};
 use crate::store::cursor::{ClaimCursor, LinePosition, Position};
 use crate::store::{ClaimRequest, Claimed};
 
@@ -102,16 +102,15 @@ const VISIT: &str = concat!(
                            and w.at >= v.place_at
                          order by w.at
                          limit 1000) as t))
-      returning queue, grp, at, id, allowance),
+      returning queue, grp, at, id),
     merged as materialized (
-      select queue, grp, min(at) as at, min(id) as id, min(allowance) as allowance, count(*) as turns
+      select queue, grp, min(at) as at, min(id) as id, count(*) as turns
         from deleted
        group by queue, grp)
     select coalesce(g.paused, false), coalesce(g.max_running, s.group_max_running),
            case when g.rate is null then s.group_rate else g.rate end,
            case when g.rate is null then s.group_rate_ms else g.rate_ms end,
            case when g.rate is null then s.group_burst else g.burst end,
-           coalesce(g.weight, 1),
            case when coalesce(g.max_running, s.group_max_running) is not null then (
              select count(*)
                from longshore.running r
@@ -139,7 +138,7 @@ const VISIT: &str = concat!(
                 and r.interruptions > 0
                 and r.grp is not null
                 and r.run_at <= longshore.clock()),
-           m.id, m.allowance, coalesce(m.turns, 0),
+           m.id, coalesce(m.turns, 0),
            (select r.run_at
               from longshore.ready r
              where r.queue = v.queue
@@ -266,10 +265,10 @@ const FIRST_LEFT: &str = "
 
 /// A group that keeps its place keeps the id of its turn.
 const INSERT_TURNS: &str = "
-    insert into longshore.turns (id, at, tat, allowance, priority, queue, grp)
-    select coalesce(id, nextval('longshore.turn_ids')), at, tat, allowance, priority, queue, grp
-      from unnest($1::int8[], $2::timestamptz[], $3::timestamptz[], $4::int4[], $5::int2[], $6::text[], $7::text[])
-        as t(id, at, tat, allowance, priority, queue, grp)";
+    insert into longshore.turns (id, at, tat, priority, queue, grp)
+    select coalesce(id, nextval('longshore.turn_ids')), at, tat, priority, queue, grp
+      from unnest($1::int8[], $2::timestamptz[], $3::timestamptz[], $4::int2[], $5::text[], $6::text[])
+        as t(id, at, tat, priority, queue, grp)";
 
 /// A group that this claim has locked.
 struct Locked {
@@ -412,15 +411,15 @@ async fn serve(
 ) -> Sql<bool> {
     let (now, first_new) = (page.now, jobs.len());
     let visited = visit(tx, request, cursor, page, priority).await?;
-    // The share does not depend on how many groups another claim has left.
-    let quantum = quantum(wanted, page.seen.min(MAX_GROUPS));
     let mut startable = room.startable;
     let mut rooms = Vec::with_capacity(visited.len());
     let mut assigned = HashMap::<&str, usize>::new();
-    for (locked, group) in page.groups.iter().zip(&visited) {
+    for (nth, (locked, group)) in page.groups.iter().zip(&visited).enumerate() {
+        // The share does not depend on how many groups another claim has left.
+        let share = share(wanted, page.seen, nth);
         let of_queue = assigned.entry(&locked.queue).or_default();
         let left = room.of(&locked.queue).map_or(usize::MAX, |left| left.saturating_sub(*of_queue));
-        let own = group.visit.room(quantum, startable, now).min(left);
+        let own = group.visit.room(share, startable, now).min(left);
         startable = startable.saturating_sub(own);
         *of_queue += own;
         rooms.push(own);
@@ -445,23 +444,21 @@ async fn serve(
         cursor.groups.served(&locked.queue, &locked.group, priority, last, count < *own, now);
     }
     let left = first_left(tx, cursor, page, priority).await?;
-    // Up to a group whose turn goes on, the line has been served.
-    let (mut turns, mut may_pass) = (Turns::default(), true);
+    let mut turns = Turns::default();
     for (((locked, group), own), next_job) in page.groups.iter().zip(&visited).zip(&rooms).zip(left) {
         let count =
             started.get(&(locked.queue.as_str(), locked.group.as_str())).map_or(0, |(count, _)| *count);
-        let turn = group.visit.next(quantum, &Served { started: count, next_job }, now);
+        let turn = group.visit.next(&Served { started: count, next_job }, now);
         match turn {
             Turn::None => {}
-            Turn::At { at, paced_until } => turns.add(locked, priority, at, paced_until),
-            Turn::Kept { paced_until, allowance } => {
-                turns.keep(locked, priority, group.place.unwrap_or(locked.place), paced_until, allowance);
-                may_pass &= count == 0;
+            Turn::At { at, paced_until } => turns.add(locked, priority, at, paced_until, count),
+            Turn::Kept { paced_until } => {
+                turns.keep(locked, priority, group.place.unwrap_or(locked.place), paced_until);
             }
         }
-        if may_pass && count > 0 {
+        if count > 0 {
             cursor.pass_served_turn(&locked.queue, priority, locked.place, now);
-        } else if may_pass {
+        } else {
             cursor.pass_turn(&locked.queue, priority, locked.place);
         }
         // Without a due job, the turn only keeps the state of the rate.
@@ -483,7 +480,7 @@ async fn serve(
             && next_job.is_none_or(|at| at > now)
             && group.visit.gate.max_running.is_some()
         {
-            turns.add(locked, lower, now, None);
+            turns.add(locked, lower, now, None, count);
         }
     }
     turns.insert(tx).await?;
@@ -518,29 +515,23 @@ async fn visit(
     for ((row, locked), unchecked) in rows.iter().zip(groups()).zip(unchecked) {
         let resumes = cursor.groups.position(&locked.queue, &locked.group, priority).is_some();
         if unchecked.is_some() {
-            cursor.groups.looked_behind(&locked.queue, &locked.group, priority, row.try_get(14)?);
+            cursor.groups.looked_behind(&locked.queue, &locked.group, priority, row.try_get(12)?);
         }
         let gate = Gate {
             paused: row.try_get(0)?,
             max_running: row.try_get::<Option<i32>, _>(1)?.map(|limit| limit as u32),
             rate: rate(row.try_get(2)?, row.try_get(3)?, row.try_get(4)?),
-            weight: row.try_get::<i32, _>(5)? as u32,
         };
-        let running = row.try_get::<Option<i64>, _>(6)?.unwrap_or(0) as usize;
+        let running = row.try_get::<Option<i64>, _>(5)?.unwrap_or(0) as usize;
         visited.push(Visited {
-            visit: Visit {
-                gate,
-                running,
-                paced_until: row.try_get(7)?,
-                allowance: row.try_get::<Option<i32>, _>(12)?.map(|left| left as usize),
-            },
+            visit: Visit { gate, running, paced_until: row.try_get(6)? },
             place: row
-                .try_get::<Option<_>, _>(8)?
-                .zip(row.try_get::<Option<_>, _>(11)?)
+                .try_get::<Option<_>, _>(7)?
+                .zip(row.try_get::<Option<_>, _>(10)?)
                 .map(|(at, id)| LinePosition { at, id }),
-            lower: row.try_get(9)?,
-            has_suspects: row.try_get(10)?,
-            turns: row.try_get(13)?,
+            lower: row.try_get(8)?,
+            has_suspects: row.try_get(9)?,
+            turns: row.try_get(11)?,
             resumes,
         });
     }
@@ -622,55 +613,52 @@ pub(super) fn rate(starts: Option<i32>, period_ms: Option<i64>, burst: Option<i3
     Some(Rate { starts, period_ms, burst })
 }
 
-/// Turns to insert, as columns.
-#[derive(Default)]
-struct Turns<'a> {
-    ids: Vec<Option<i64>>,
-    allowances: Vec<Option<i32>>,
-    ats: Vec<DateTime<Utc>>,
-    tats: Vec<Option<DateTime<Utc>>>,
-    priorities: Vec<i16>,
-    queues: Vec<&'a str>,
-    groups: Vec<&'a str>,
+/// A turn to insert.
+struct NewTurn<'a> {
+    /// The id of the turn before, if the group keeps its place.
+    id: Option<i64>,
+    at: DateTime<Utc>,
+    tat: Option<DateTime<Utc>>,
+    priority: i16,
+    of: &'a Locked,
+    /// How many jobs the group started.
+    started: usize,
 }
 
-impl<'a> Turns<'a> {
-    fn add(&mut self, of: &'a Locked, priority: i16, at: DateTime<Utc>, paced_until: Option<DateTime<Utc>>) {
-        self.ids.push(None);
-        self.allowances.push(None);
-        self.ats.push(at);
-        self.tats.push(paced_until);
-        self.priorities.push(priority);
-        self.queues.push(&of.queue);
-        self.groups.push(&of.group);
-    }
+/// Turns to insert.
+#[derive(Default)]
+struct Turns<'a>(Vec<NewTurn<'a>>);
 
-    fn keep(
+impl<'a> Turns<'a> {
+    fn add(
         &mut self,
         of: &'a Locked,
         priority: i16,
-        place: LinePosition,
-        paced_until: Option<DateTime<Utc>>,
-        allowance: Option<usize>,
+        at: DateTime<Utc>,
+        tat: Option<DateTime<Utc>>,
+        started: usize,
     ) {
-        self.add(of, priority, place.at, paced_until);
-        if let (Some(id), Some(left)) = (self.ids.last_mut(), self.allowances.last_mut()) {
-            (*id, *left) = (Some(place.id), allowance.and_then(|left| i32::try_from(left).ok()));
-        }
+        self.0.push(NewTurn { id: None, at, tat, priority, of, started });
     }
 
-    async fn insert(&self, tx: &mut Tx<'_>) -> Sql<()> {
-        if self.ats.is_empty() {
+    fn keep(&mut self, of: &'a Locked, priority: i16, place: LinePosition, tat: Option<DateTime<Utc>>) {
+        self.0.push(NewTurn { id: Some(place.id), at: place.at, tat, priority, of, started: 0 });
+    }
+
+    /// Of the groups that go to the end of the line, those that got fewer jobs come first.
+    async fn insert(mut self, tx: &mut Tx<'_>) -> Sql<()> {
+        if self.0.is_empty() {
             return Ok(());
         }
+        self.0.sort_by_key(|turn| turn.started);
+        let turns = || self.0.iter();
         sqlx::query(tx.sql(INSERT_TURNS))
-            .bind(&self.ids)
-            .bind(&self.ats)
-            .bind(&self.tats)
-            .bind(&self.allowances)
-            .bind(&self.priorities)
-            .bind(&self.queues)
-            .bind(&self.groups)
+            .bind(turns().map(|turn| turn.id).collect::<Vec<_>>())
+            .bind(turns().map(|turn| turn.at).collect::<Vec<_>>())
+            .bind(turns().map(|turn| turn.tat).collect::<Vec<_>>())
+            .bind(turns().map(|turn| turn.priority).collect::<Vec<_>>())
+            .bind(turns().map(|turn| turn.of.queue.as_str()).collect::<Vec<_>>())
+            .bind(turns().map(|turn| turn.of.group.as_str()).collect::<Vec<_>>())
             .execute(&mut *tx.connection)
             .await?;
         Ok(())

@@ -9,7 +9,7 @@ use rusqlite::{Row, params};
 
 use super::claim::{Candidate, ClaimRun};
 use super::tx::{Columns, Sql, instant};
-use crate::rules::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, quantum};
+use crate::rules::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, share};
 use crate::store::cursor::{ClaimCursor, LinePosition, Position};
 
 /// How many pages of a line one claim reads at most. Groups that may not start a job leave the line,
@@ -30,6 +30,19 @@ struct Page<'a> {
     groups: Vec<InLine<'a>>,
     /// How many groups stand in line.
     seen: usize,
+}
+
+/// A turn to insert.
+struct NewTurn<'a> {
+    /// The id of the turn before, if the group keeps its place.
+    id: Option<i64>,
+    at: i64,
+    tat: Option<DateTime<Utc>>,
+    priority: i16,
+    queue: &'a str,
+    group: Arc<str>,
+    /// How many jobs the group started.
+    started: usize,
 }
 
 /// What limits a group, and the turns that it had.
@@ -55,24 +68,19 @@ impl<'a> ClaimRun<'a> {
                 return Ok(());
             }
             let first = self.leased.len();
-            let quantum = quantum(self.wanted, page.seen);
-            // Up to a group whose turn goes on, the line has been served.
-            let mut may_pass = true;
-            for in_line in page.groups {
+            let (wanted, mut turns) = (self.wanted, Vec::new());
+            for (nth, in_line) in page.groups.into_iter().enumerate() {
                 if self.wanted == 0 {
                     break;
                 }
                 let before = self.leased.len();
-                let turn = self.serve(&in_line, cursor, priority, quantum)?;
-                let is_skipped = self.leased.len() == before;
-                may_pass &= is_skipped || !matches!(turn, Turn::Kept { .. });
-                if may_pass {
-                    cursor.pass_turn(in_line.queue, priority, in_line.place);
-                }
-                if is_skipped {
+                self.serve(&in_line, cursor, priority, share(wanted, page.seen, nth), &mut turns)?;
+                cursor.pass_turn(in_line.queue, priority, in_line.place);
+                if self.leased.len() == before {
                     skipped.insert((in_line.queue.to_owned(), in_line.group));
                 }
             }
+            self.insert_turns(turns)?;
             // The groups have few jobs, or none for this worker.
             groups = if self.leased.len() == first { MAX_GROUPS } else { self.wanted.clamp(1, MAX_GROUPS) };
         }
@@ -130,16 +138,18 @@ impl<'a> ClaimRun<'a> {
         Ok(Page { groups: turns, seen })
     }
 
+    /// Serves a group, and adds its next turns to `turns`.
     fn serve(
         &mut self,
         of: &InLine<'a>,
         cursor: &mut ClaimCursor,
         priority: i16,
-        quantum: usize,
-    ) -> Sql<Turn> {
+        share: usize,
+        turns: &mut Vec<NewTurn<'a>>,
+    ) -> Sql<()> {
         let now = instant(self.now);
         let Visited { visit, place, lower } = self.visit(of, priority)?;
-        let room = visit.room(quantum, self.startable, now);
+        let room = visit.room(share, self.startable, now);
         let before = self.leased.len();
         if room > 0 {
             self.take_from_group(of, cursor, priority, room, visit.gate.max_running)?;
@@ -151,30 +161,32 @@ impl<'a> ClaimRun<'a> {
         let last = in_order.map(|job| Position { run_at: job.run_at, id: job.lease.id.0 }).max();
         cursor.groups.served(of.queue, &of.group, priority, last, started < room, now);
         let next_job = self.first_left(of, cursor, priority)?;
-        let turn = visit.next(quantum, &Served { started, next_job }, now);
-        match turn {
+        let (queue, group) = (of.queue, of.group.clone());
+        match visit.next(&Served { started, next_job }, now) {
             Turn::None => {}
-            Turn::At { at, paced_until } => {
-                self.insert_turn(of, priority, at.timestamp_micros(), paced_until, None)?;
+            Turn::At { at, paced_until: tat } => {
+                let due = at.timestamp_micros();
+                turns.push(NewTurn { id: None, at: due, tat, priority, queue, group, started });
                 // Without a due job, the turn only keeps the state of the rate.
-                if paced_until.is_some() && at > now && next_job.is_some_and(|job| job <= now) {
+                if tat.is_some() && at > now && next_job.is_some_and(|job| job <= now) {
                     cursor.note_next_start(at);
                 }
             }
-            Turn::Kept { paced_until, allowance } => {
+            Turn::Kept { paced_until: tat } => {
                 let (at, id) = place.unwrap_or((of.place.at.timestamp_micros(), of.place.id));
-                self.insert_turn(of, priority, at, paced_until, Some((id, allowance)))?;
+                turns.push(NewTurn { id: Some(id), at, tat, priority, queue, group, started });
             }
         }
         if visit.gate.max_running.is_some() {
             cursor.note_limited_group();
             // What this priority leaves, a lower one may use.
             let is_drained = started < room && next_job.is_none_or(|at| at > now);
-            if let Some(lower) = lower.filter(|_| is_drained) {
-                self.insert_turn(of, lower, self.now, None, None)?;
+            if let Some(priority) = lower.filter(|_| is_drained) {
+                let (at, group) = (self.now, of.group.clone());
+                turns.push(NewTurn { id: None, at, tat: None, priority, queue, group, started });
             }
         }
-        Ok(turn)
+        Ok(())
     }
 
     /// Deletes the turns of a group at one priority, and returns what limits the group.
@@ -184,8 +196,7 @@ impl<'a> ClaimRun<'a> {
                    coalesce(g.max_running, s.group_max_running),
                    case when g.rate is null then s.group_rate else g.rate end,
                    case when g.rate is null then s.group_rate_ms else g.rate_ms end,
-                   case when g.rate is null then s.group_burst else g.burst end,
-                   coalesce(g.weight, 1)
+                   case when g.rate is null then s.group_burst else g.burst end
               from (select ?1 as queue, ?2 as name) as v
               left join queues s on s.name = v.queue
               left join groups g on g.queue = v.queue and g.name = v.name";
@@ -202,12 +213,7 @@ impl<'a> ClaimRun<'a> {
                and tat is not null";
         const FIRST: &str = "
             select at,
-                   id,
-                   (select min(allowance)
-                      from turns indexed by turns_group
-                     where queue = ?1
-                       and grp = ?2
-                       and priority = ?3)
+                   id
               from turns indexed by turns_group
              where queue = ?1
                and grp = ?2
@@ -227,28 +233,19 @@ impl<'a> ClaimRun<'a> {
                and priority = ?3";
         let (queue, group) = (of.queue, &*of.group);
         let gate = self.tx.row(SETTINGS, params![queue, group], |row| {
-            Ok(Gate {
-                paused: row.get(0)?,
-                max_running: row.get(1)?,
-                rate: rate(row, 2)?,
-                weight: row.get(5)?,
-            })
+            Ok(Gate { paused: row.get(0)?, max_running: row.get(1)?, rate: rate(row, 2)? })
         })?;
-        let gate = gate.unwrap_or(Gate { paused: false, max_running: None, rate: None, weight: 1 });
+        let gate = gate.unwrap_or(Gate { paused: false, max_running: None, rate: None });
         let running = match gate.max_running {
             Some(_) => self.tx.row(RUNNING, params![queue, group], |row| row.get::<_, u32>(0))?.unwrap_or(0),
             None => 0,
         };
         let paced_until = self.tx.row(PACED_UNTIL, params![queue, group], |row| row.maybe_time(0))?.flatten();
-        let first = self.tx.row(FIRST, params![queue, group, priority], |row| {
-            let place: Option<(i64, i64)> = row.get::<_, Option<_>>(0)?.zip(row.get(1)?);
-            Ok((place, row.get::<_, Option<u32>>(2)?))
-        })?;
-        let (place, allowance) = first.unwrap_or((None, None));
+        let place =
+            self.tx.row(FIRST, params![queue, group, priority], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let lower = self.tx.row(LOWER, params![queue, group, priority], |row| row.get(0))?.flatten();
         self.tx.execute(DELETE, params![queue, group, priority])?;
-        let allowance = allowance.map(|left| left as usize);
-        Ok(Visited { visit: Visit { gate, running: running as usize, paced_until, allowance }, place, lower })
+        Ok(Visited { visit: Visit { gate, running: running as usize, paced_until }, place, lower })
     }
 
     /// Takes up to `room` due jobs of a group after the cursor's position. One of them may be a
@@ -349,22 +346,17 @@ impl<'a> ClaimRun<'a> {
         self.tx.row(FIRST, params![of.queue, &*of.group, priority, i64::MIN, head], |row| row.time(0))
     }
 
-    /// Inserts a turn. A group that keeps its place keeps the id of its turn and what is left of it.
-    fn insert_turn(
-        &self,
-        of: &InLine<'_>,
-        priority: i16,
-        at: i64,
-        paced_until: Option<DateTime<Utc>>,
-        kept: Option<(i64, Option<usize>)>,
-    ) -> Sql<()> {
+    /// Inserts the turns of the groups that were served. Of those that go to the end of the line, the groups
+    /// that got fewer jobs come first.
+    fn insert_turns(&self, mut turns: Vec<NewTurn<'_>>) -> Sql<()> {
         const INSERT: &str = "
-            insert into turns (id, at, tat, allowance, priority, queue, grp)
-            values (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-        let (id, allowance) = kept.map(|(id, left)| (id, left.map(|left| left as i64))).unzip();
-        let allowance = allowance.flatten();
-        let tat = paced_until.map(|until| until.timestamp_micros());
-        self.tx.execute(INSERT, params![id, at, tat, allowance, priority, of.queue, &*of.group])?;
+            insert into turns (id, at, tat, priority, queue, grp)
+            values (?1, ?2, ?3, ?4, ?5, ?6)";
+        turns.sort_by_key(|turn| turn.started);
+        for NewTurn { id, at, tat, priority, queue, group, .. } in turns {
+            let tat = tat.map(|until| until.timestamp_micros());
+            self.tx.execute(INSERT, params![id, at, tat, priority, queue, &*group])?;
+        }
         Ok(())
     }
 }

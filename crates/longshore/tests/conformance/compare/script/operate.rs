@@ -51,7 +51,6 @@ pub(super) fn requests() -> Vec<Request> {
             script.maybe(&mut body, 3, "limit", Script::limit);
             script.maybe(&mut body, 4, "rate", Script::rate);
             script.maybe(&mut body, 2, "paused", |script| json!(script.one_in(3)));
-            script.maybe(&mut body, 3, "weight", |script| json!(script.below(4) + 1));
             script.change_queue("PATCH", &format!("/groups/{group}"), body)
         }),
         Request::new(8, "GET /queues", |script| script.get("/queues")),
