@@ -16,6 +16,8 @@ cases! {
     groups_take_turns_when_jobs_are_claimed_one_by_one,
     equal_groups_get_equal_shares_in_claims_of_every_size,
     a_group_that_got_one_job_less_than_the_others_comes_first,
+    groups_that_a_full_claim_did_not_reach_come_next,
+    groups_of_a_queue_with_a_limit_get_equal_shares,
     a_higher_priority_comes_first_in_and_across_groups,
     the_jobs_of_a_claim_are_ordered_across_groups,
     jobs_with_and_without_a_group_take_turns,
@@ -137,6 +139,44 @@ async fn a_group_that_got_one_job_less_than_the_others_comes_first(fixture: Fixt
     for expected in [[9, 9, 8, 8], [17, 17, 17, 17]] {
         all.extend(fixture.claim(worker, 34).await);
         assert_eq!(per_group(&all).into_values().collect::<Vec<_>>(), expected);
+    }
+}
+
+async fn groups_that_a_full_claim_did_not_reach_come_next(fixture: Fixture) {
+    // The claims find fewer jobs of the small group than its share, and take the rest from another group.
+    for (group, jobs) in [("small", 1), ("a", 200), ("b", 200), ("c", 200)] {
+        add(&fixture, group, jobs).await;
+    }
+    let (worker, mut cursor) = (fixture.worker().await, ClaimCursor::default());
+    let mut claimed = Vec::new();
+    for _ in 0..13 {
+        let request = ClaimRequest::new(worker, 16);
+        claimed.extend(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs);
+    }
+    let shares = per_group(&claimed);
+    assert_eq!(shares["small"], 1);
+    for group in ["a", "b", "c"] {
+        assert!((61..=77).contains(&shares[group]), "{shares:?}");
+    }
+}
+
+async fn groups_of_a_queue_with_a_limit_get_equal_shares(fixture: Fixture) {
+    fixture.limit("default", Some(30)).await.expect("limit");
+    for group in ["a", "b", "c", "d"] {
+        add(&fixture, group, 200).await;
+    }
+    let (worker, mut cursor) = (fixture.worker_with(DAY).await, ClaimCursor::default());
+    let mut claimed = Vec::new();
+    while claimed.len() < 300 {
+        let claims =
+            fixture.store().claim(&ClaimRequest::new(worker, 100), &mut cursor).await.expect("claim");
+        for job in &claims.jobs {
+            fixture.must_finish(job, done()).await;
+        }
+        claimed.extend(claims.jobs);
+    }
+    for (group, share) in per_group(&claimed) {
+        assert!((67..=83).contains(&share), "{group}: {share}");
     }
 }
 

@@ -414,14 +414,17 @@ async fn serve(
     let mut startable = room.startable;
     let mut rooms = Vec::with_capacity(visited.len());
     let mut assigned = HashMap::<&str, usize>::new();
+    let mut has_no_slot = vec![false; visited.len()];
     for (nth, (locked, group)) in page.groups.iter().zip(&visited).enumerate() {
-        // The share does not depend on how many groups another claim has left.
-        let share = share(wanted, page.seen, nth);
         let of_queue = assigned.entry(&locked.queue).or_default();
-        let left = room.of(&locked.queue).map_or(usize::MAX, |left| left.saturating_sub(*of_queue));
+        let slots = room.of(&locked.queue).unwrap_or(usize::MAX);
+        // The share does not depend on how many groups another claim has left.
+        let share = share(wanted.min(slots), page.seen, nth);
+        let left = slots.saturating_sub(*of_queue);
         let own = group.visit.room(share, startable, now).min(left);
         startable = startable.saturating_sub(own);
         *of_queue += own;
+        has_no_slot[nth] = left == 0;
         rooms.push(own);
     }
     let suspect = may_take_suspect(request, jobs) && visited.iter().any(|group| group.has_suspects);
@@ -443,9 +446,14 @@ async fn serve(
         };
         cursor.groups.served(&locked.queue, &locked.group, priority, last, count < *own, now);
     }
+    let is_full = jobs.len() - first_new >= wanted;
+    let served = |locked: &Locked| started.contains_key(&(locked.queue.as_str(), locked.group.as_str()));
+    let last_served = page.groups.iter().rposition(served);
     let left = first_left(tx, cursor, page, priority).await?;
     let mut turns = Turns::default();
-    for (((locked, group), own), next_job) in page.groups.iter().zip(&visited).zip(&rooms).zip(left) {
+    for (nth, (((locked, group), own), next_job)) in
+        page.groups.iter().zip(&visited).zip(&rooms).zip(left).enumerate()
+    {
         let count =
             started.get(&(locked.queue.as_str(), locked.group.as_str())).map_or(0, |(count, _)| *count);
         let turn = group.visit.next(&Served { started: count, next_job }, now);
@@ -456,9 +464,11 @@ async fn serve(
                 turns.keep(locked, priority, group.place.unwrap_or(locked.place), paced_until);
             }
         }
+        // Groups that the claim did not reach come first in the next one.
+        let is_reached = !has_no_slot[nth] && (!is_full || Some(nth) <= last_served);
         if count > 0 {
             cursor.pass_served_turn(&locked.queue, priority, locked.place, now);
-        } else {
+        } else if is_reached {
             cursor.pass_turn(&locked.queue, priority, locked.place);
         }
         // Without a due job, the turn only keeps the state of the rate.

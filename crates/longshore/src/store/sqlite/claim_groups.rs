@@ -68,14 +68,20 @@ impl<'a> ClaimRun<'a> {
                 return Ok(());
             }
             let first = self.leased.len();
-            let (wanted, mut turns) = (self.wanted, Vec::new());
+            let (wanted, slots, mut turns) = (self.wanted, self.slots.clone(), Vec::new());
             for (nth, in_line) in page.groups.into_iter().enumerate() {
                 if self.wanted == 0 {
                     break;
                 }
+                let has_slot = self.slots.get(in_line.queue) != Some(&Some(0));
                 let before = self.leased.len();
-                self.serve(&in_line, cursor, priority, share(wanted, page.seen, nth), &mut turns)?;
-                cursor.pass_turn(in_line.queue, priority, in_line.place);
+                let slots = slots.get(in_line.queue).copied().flatten();
+                let share = share(slots.map_or(wanted, |slots| wanted.min(slots as usize)), page.seen, nth);
+                self.serve(&in_line, cursor, priority, share, &mut turns)?;
+                // A group without a slot in its queue comes first in the next claim.
+                if has_slot {
+                    cursor.pass_turn(in_line.queue, priority, in_line.place);
+                }
                 if self.leased.len() == before {
                     skipped.insert((in_line.queue.to_owned(), in_line.group));
                 }

@@ -145,7 +145,7 @@ const OPERATIONS: &[Row] = &[
     ("PATCH /queues/{queue}/group-defaults", r#"{"limit":1000}"#, 200, Own(403)),
     ("GET /queues/{queue}/groups", "", 200, Own(403)),
     ("GET /queues/{queue}/groups/{group}", "", 200, Own(403)),
-    ("PATCH /queues/{queue}/groups/{group}", r#"{"limit":2}"#, 200, Own(403)),
+    ("PATCH /queues/{queue}/groups/{group}", r#"{"limit":1000}"#, 200, Own(403)),
     ("PUT /queues/{queue}/limit", r#"{"limit":1000}"#, 200, Own(403)),
     ("POST /queues/{queue}/pause", "", 200, Own(403)),
     ("POST /queues/{queue}/resume", "", 200, Own(403)),
