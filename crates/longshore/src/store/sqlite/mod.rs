@@ -67,7 +67,7 @@ const OLDEST_SQLITE: i32 = 3_051_003;
 ///
 /// ```
 /// use longshore::NewJob;
-/// use longshore::store::{Enqueue, KeyWait, Migrating, Store, sqlite::SqliteStore};
+/// use longshore::store::{Enqueue, KeyWait, Lists, Migrating, sqlite::SqliteStore};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 /// let store = SqliteStore::open("sqlite::memory:").await?;
