@@ -148,7 +148,7 @@ pub struct KindRecord {
     pub queue: Option<String>,
     /// Whether it has a schema.
     pub has_schema: bool,
-    /// The JSON schema of its payload, if it was asked for.
+    /// The JSON schema of its payload, if the filter includes schemas.
     pub schema: Option<Box<RawValue>>,
     /// Default options for its jobs.
     pub defaults: Option<Box<RawValue>>,
@@ -225,7 +225,7 @@ static PUT_KINDS: Statement = Statement::new(
 async fn put_kinds(rows: &mut dyn Rows, kinds: &[NewKind]) -> Sql<()> {
     let merged = by_name(kinds);
     let names: Vec<String> = merged.keys().map(ToString::to_string).collect();
-    // No kind for one queue is stored until this is.
+    // Until this is committed, no process can store a kind for one queue.
     rows.lock("queue_kinds").await?;
     rows.execute(&REMOVE_QUEUE_KINDS, args![&names]).await?;
     for part in parts(&merged) {

@@ -17,7 +17,7 @@
 //! | `flow_changes` | the list of changes of flows |
 //! | `inspect`, `stats`, `check` | pages of lists; statistics; the consistency check |
 //! | `retain` | retention and tallies |
-//! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
+//! | `db`, `moves` | running the procedures that are written once; what they leave to the engine |
 //! | `tx`, `engine` | a transaction and its errors; the writing and the reading threads |
 
 use std::path::PathBuf;

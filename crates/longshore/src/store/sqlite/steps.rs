@@ -1,5 +1,5 @@
-//! Durable steps, as far as they are stored: journaling under a lease, what a suspended job waits for, and deleting
-//! both. The rest is in `store/steps.rs`.
+//! Stores durable steps: journals them under a lease, stores what a suspended job waits for, and deletes
+//! both. `store/steps.rs` reads them.
 
 use rusqlite::params;
 
@@ -39,9 +39,8 @@ pub(super) fn save_steps(tx: &Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
     steps.iter().map(save).collect()
 }
 
-/// Deletes the job's checkpoint, journal and waits: they belong to a request that was replaced
-/// or removed. Returns whether the job waited in a step. Then it must not wait on: nothing would
-/// wake it.
+/// Deletes the job's checkpoint, journal and waits: they belong to a request that was replaced or removed.
+/// Returns whether the job waited in a step. Then it must not keep waiting: nothing would wake it.
 pub(super) fn delete_progress(tx: &Tx<'_>, id: JobId) -> Sql<bool> {
     const WAITING: &str = "
         select 1
