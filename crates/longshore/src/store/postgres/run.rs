@@ -194,7 +194,7 @@ impl<A: Send + Sync, T: Send + 'static> Operation for Call<A, T> {
     }
 }
 
-/// Returns the value in its own type, which is that of the [`Call`].
+/// Returns the value in the type that its [`Call`] returns.
 fn typed<T: 'static>(value: Value) -> Result<T> {
     match value.downcast() {
         Ok(value) => Ok(*value),
