@@ -190,7 +190,7 @@ struct Execution<'c> {
     cursor: Option<JobId>,
     /// Whether it has visited all of its jobs.
     has_visited_all: bool,
-    /// How far the round through the jobs that it has passed by has come.
+    /// The last job that was visited in the current round through the jobs that it passed by.
     locked_cursor: Option<JobId>,
 }
 

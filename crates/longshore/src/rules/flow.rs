@@ -66,7 +66,7 @@ impl Condition {
     }
 }
 
-/// How a member or a flow ended, as far as those that wait for it are concerned.
+/// How a member or a flow ended, for the jobs that wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// It succeeded.

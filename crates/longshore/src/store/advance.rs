@@ -1,5 +1,5 @@
-//! Advance: what happens to the members of a flow when other members end. Everything here that decides by
-//! links holds the lock of the flow's row.
+//! Advance: what happens to the members of a flow when other members end. All code here that reads links to
+//! decide holds the lock of the flow's row.
 //!
 //! The statements that end or reopen a member insert a row into `flow_changes`, without a lock.
 //! [`advance`](FlowUpkeep::advance) follows these rows: it counts each change, and does with the children
@@ -113,7 +113,7 @@ enum Try {
     Done(Advanced),
     /// Another transaction has locked a job that the step would start or end. Nothing was stored.
     Blocked {
-        /// The flows of the step in which it found no such job, as far as it got.
+        /// The flows of the step in which it had found no such job when it stopped.
         free: Vec<Uuid>,
         /// The flow after which they were found.
         after: Option<Uuid>,
@@ -398,8 +398,8 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// The flows that could end now but have other changes than `followed`. They stay open: one of these
-    /// changes may be a member that runs again.
+    /// The flows that could end now but have changes besides `followed`. They stay open: by one of these
+    /// changes, a member may run again.
     async fn with_changes(&mut self, followed: &[i64]) -> Sql<BTreeSet<Uuid>> {
         let over = self.flows.iter().filter(|(_, flow)| matches!(flow.counts.turn(), FlowTurn::Ends(_)));
         let over: Vec<Uuid> = over.map(|(id, _)| *id).collect();
@@ -573,7 +573,7 @@ static FORGET_CHANGES: Statement = Statement::new(
        and not exists (select 1 from longshore.flows f where f.id = flow_changes.flow)",
 );
 
-/// The flows that have other changes than `$2`, which are followed now and will be deleted.
+/// The flows that have changes besides `$2`, which are followed now and will be deleted.
 static WITH_CHANGES: Statement = Statement::new(
     "
     select i.flow

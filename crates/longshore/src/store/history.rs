@@ -289,7 +289,7 @@ fn read_measure(mut row: Row) -> Sql<Stored> {
     Ok((minute, measure))
 }
 
-/// The time since when there are minutes, and the time since when there are hours.
+/// How far back the minutes reach, and how far back the hours reach.
 fn bounds(now: DateTime<Utc>) -> (DateTime<Utc>, DateTime<Utc>) {
     let before = |hours| start_of(60 * 60, now - TimeDelta::hours(hours));
     (before(MINUTES_KEPT_HOURS), before(24 * KEPT_DAYS))

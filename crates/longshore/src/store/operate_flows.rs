@@ -328,7 +328,7 @@ async fn retry_members(
     let Some(mut locked) = rows.row(&LOCK_FOR_RETRY, args![flow]).await? else {
         return Ok(RetriedMembers::default());
     };
-    // A statement of its own, so that it sees what was committed while this one waited for the lock.
+    // A separate statement, so that it sees what was committed while the first one waited for the lock.
     if one(rows.row(&HAS_UNFOLLOWED, args![flow, before]).await?)?.take("has_unfollowed")? {
         return Ok(RetriedMembers { advance_first: true, ..RetriedMembers::default() });
     }
@@ -351,7 +351,7 @@ async fn retry_members(
     Ok(RetriedMembers { reopened: members, queues, next, advance_first: false })
 }
 
-/// What was reopened.
+/// The result of reopening members.
 #[derive(Default)]
 pub(crate) struct ReopenedMembers {
     /// How many members of flows.

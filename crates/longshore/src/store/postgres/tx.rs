@@ -177,7 +177,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A time in the words of `lock_timeout`.
+/// A time as a value of the setting `lock_timeout`.
 pub(super) fn lock_timeout(max_wait: Duration) -> String {
     format!("{}ms", max_wait.as_millis().max(1))
 }

@@ -243,8 +243,8 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
     Ok((removed, examined))
 }
 
-/// Finds out whether a member of a flow, or a skipped callback, stays although its own retention has passed,
-/// and under which outcome and since when its retention then counts. It stays while its flow is open, because
+/// For a member of a flow, or a skipped callback, that stays although its own retention has passed: the
+/// outcome and the time by which its retention counts instead. It stays while its flow is open, because
 /// others may need its result; while the parent job of a flow of children is kept, because it may join them;
 /// and, if it has links, for the retention of the ended flow, because the failed part may be retried.
 fn kept_by_flow(tx: &Tx<'_>, id: JobId, outcome: Outcome, policy: &Retention) -> Sql<Option<(Outcome, i64)>> {
