@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::*;
 use crate::api::extract::duration;
 use crate::api::kinds::{Defaults, check_kind};
+use crate::api::refusals;
 use crate::rules::enqueue::{check_name, check_text};
 use crate::store::{KindQueues, NewKind, NewWorker, TOO_MANY_KINDS};
 
@@ -84,7 +85,7 @@ pub(super) async fn store_kinds(server: &Server, kinds: &[NewKind], queues: &Kin
     if !kinds.is_empty() {
         match server.client.store_kinds(kinds, queues).await {
             Err(error) if error.field() == Some(TOO_MANY_KINDS) => {
-                tracing::warn!(%error, "did not store the kinds of a worker, so enqueues do not know those that are new");
+                refusals::report_kinds(&error);
                 return Ok(());
             }
             stored => stored?,
