@@ -89,6 +89,20 @@ impl NewKind {
     }
 }
 
+/// Refuses kinds of single queues of which there are too many, whatever is stored already.
+pub(crate) fn check_queue_kinds(kinds: &[NewKind], queues: &[String]) -> Result<()> {
+    let bytes = |(name, (schema, defaults)): (&str, (Option<&str>, Option<&str>))| {
+        name.len() + schema.map_or(0, str::len) + defaults.map_or(0, str::len)
+    };
+    let merged = by_name(kinds);
+    let per_queue = |number: usize| i64::try_from(number.saturating_mul(queues.len())).unwrap_or(i64::MAX);
+    let used = KindUse {
+        kinds: per_queue(merged.len()),
+        bytes: per_queue(merged.into_iter().map(bytes).fold(0, usize::saturating_add)),
+    };
+    QUEUE_KINDS.check(used, used)
+}
+
 /// The jobs that stored kinds apply to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KindQueues {
