@@ -55,6 +55,8 @@ async fn follow(endpoint: &Endpoint, out: &Out) -> Outcome {
             "{}; reconnecting",
             cause.unwrap_or_else(|| "the server closed the event stream".into())
         ));
+        // The server counts streams, and this one may still be open.
+        drop(stream);
         stream = reconnect(endpoint, last_id.as_deref()).await?;
     }
 }

@@ -3,12 +3,13 @@
 //! library's worker and API. Logs and metrics are set up in
 //! [`telemetry`](super::telemetry).
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use longshore::api::{self, Access, Admission, Api, BodyLimits, Dashboard};
 use longshore::worker::{Builder, RecoverySettings, Settings, Signals, Summary, Worker};
 use longshore::{Client, Interruption, SweepOptions, SweepScope, UnknownKinds, builtin};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tracing::Level;
 
 use super::telemetry::{self, JobLines, by_flag};
@@ -301,7 +302,7 @@ async fn bind(listen: &Listen) -> Result<TcpListener, Failure> {
              or bind to 127.0.0.1"
         )));
     }
-    TcpListener::bind(address).await.map_err(|error| {
+    listen_on(address).map_err(|error| {
         Failure::new(
             Code::Problem,
             format_args!(
@@ -311,7 +312,19 @@ async fn bind(listen: &Listen) -> Result<TcpListener, Failure> {
     })
 }
 
-fn local_address(listener: &TcpListener) -> Result<std::net::SocketAddr, Failure> {
+/// How many new connections the kernel keeps until they are accepted. A client whose connection does not fit
+/// tries again after a second. With the 128 of `TcpListener::bind`, 500 clients that reconnect keep others out.
+const BACKLOG: u32 = 4096;
+
+fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+fn local_address(listener: &TcpListener) -> Result<SocketAddr, Failure> {
     listener.local_addr().map_err(|error| {
         Failure::new(Code::Problem, format_args!("cannot read the listener's address: {error}"))
     })

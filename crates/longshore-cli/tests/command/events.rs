@@ -1,11 +1,13 @@
 //! `longshore events` prints events and reconnects to a server.
 
-use std::net::TcpListener;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::fixture::{Fixture, binary, on_every_target};
+use crate::fixture::{CommandOutput, Fixture, binary, on_every_target};
 use crate::process::{Process, free_port};
 
 on_every_target!(each_event_is_one_line, an_event_is_emitted_and_shown);
@@ -101,9 +103,40 @@ fn events_continue_after_a_server_restart() {
 }
 
 #[test]
+fn an_event_without_an_end_closes_the_stream() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let accept = move |head: &str| -> TcpStream {
+        let (mut stream, _) = listener.accept().unwrap();
+        assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(format!("HTTP/1.1 {head}\r\n\r\n").as_bytes()).unwrap();
+        stream
+    };
+    let sending = std::thread::spawn(move || {
+        let mut stream = accept("200 OK\r\ncontent-type: text/event-stream");
+        // More than the command reads of an event and the sockets keep.
+        let line = format!("data: {}\n", "x".repeat(64 * 1024));
+        let sent = (0..512).try_for_each(|_| stream.write_all(line.as_bytes()));
+        drop(stream);
+        // The command does not reconnect again.
+        drop(accept("404 Not Found\r\ncontent-length: 0"));
+        sent
+    });
+    let output = binary().env("LONGSHORE_SERVER", &url).args(["events", "--json"]).output().unwrap();
+    let output = CommandOutput::of(output);
+    let sent = sending.join().unwrap();
+    assert_eq!((output.code, output.out.as_str()), (1, ""), "{output:?}");
+    assert!(output.err.starts_with("the server sends an event without an end; reconnecting\n"), "{output:?}");
+    let error = sent.unwrap_err().kind();
+    let is_closed = matches!(error, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset);
+    assert!(is_closed, "the command closes the stream before it opens another one: {error}");
+}
+
+#[test]
 fn an_unreachable_server_is_an_error_at_the_start() {
     let output = binary().env("LONGSHORE_SERVER", "http://127.0.0.1:1").args(["events"]).output().unwrap();
-    crate::fixture::CommandOutput::of(output).fails_with(5, &["--server"]);
+    CommandOutput::of(output).fails_with(5, &["--server"]);
 }
 
 fn an_event_is_emitted_and_shown(fixture: &Fixture) {

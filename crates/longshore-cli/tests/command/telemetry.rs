@@ -19,6 +19,7 @@ use crate::process::{Process, request, until};
 on_every_engine!(
     a_worker_logs_each_attempt_with_its_fields,
     with_a_json_log_everything_is_json,
+    a_json_log_cannot_control_the_terminal,
     the_metrics_follow_the_rules_of_prometheus,
     a_worker_whose_metrics_port_is_in_use_runs_jobs,
     a_trace_leads_from_the_enqueue_to_the_run,
@@ -177,6 +178,21 @@ fn with_a_json_log_everything_is_json(fixture: &Fixture) {
     }
     // Commands without a log are not affected.
     CommandOutput::of(json_log("jobs show nonsense").output().unwrap()).fails_with(2, &[]);
+}
+
+fn a_json_log_cannot_control_the_terminal(fixture: &Fixture) {
+    // Controls a terminal and reorders text. JSON requires no escapes for these characters.
+    const HOSTILE: &str = "mail\u{9b}31m\u{202e}txet";
+    fixture.migrated();
+    fixture.run_args(&["enqueue", "summarize_text", "--queue", HOSTILE, "--payload", SUMMARY]).ok();
+    let log = drain(fixture, |worker| {
+        worker.args(["--queues", HOSTILE]).env("RUST_LOG_FORMAT", "json");
+    })
+    .err;
+    assert!(!log.contains(['\u{9b}', '\u{202e}']), "{log:?}");
+    let lines = json_lines(&log);
+    let done = lines.iter().find(|line| line["fields"]["message"] == "job succeeded").unwrap();
+    assert_eq!(done["fields"]["queue"], HOSTILE);
 }
 
 // ---- metrics -------------------------------------------------------------------

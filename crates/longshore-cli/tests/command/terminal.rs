@@ -106,10 +106,13 @@ fn output_that_cannot_be_written_is_an_error(fixture: &Fixture) {
 #[test]
 fn no_password_is_ever_printed() {
     let url = "postgres://ada:s3cret@db.invalid/jobs";
-    for line in ["check", "--help", "jobs list --help", "jobs list --status nonsense", "migrate"] {
-        let output = binary().env("DATABASE_URL", url).args(line.split_whitespace()).output().unwrap();
-        let output = CommandOutput::of(output);
-        assert!(!format!("{output:?}").contains("s3cret"), "{line}: {output:?}");
+    // A password that should have been percent-encoded.
+    for url in [url, "postgres://ada:1?s3cret@db.invalid/jobs", "postgres://ada:1#s3cret@db.invalid/jobs"] {
+        for line in ["check", "--help", "jobs list --help", "jobs list --status nonsense", "migrate"] {
+            let output = binary().env("DATABASE_URL", url).args(line.split_whitespace()).output().unwrap();
+            let output = CommandOutput::of(output);
+            assert!(!format!("{output:?}").contains("s3cret"), "{line}: {output:?}");
+        }
     }
     let as_a_subcommand = CommandOutput::of(binary().arg(url).output().unwrap());
     let output = as_a_subcommand.fails_with(2, &["ada:***@db.invalid"]);

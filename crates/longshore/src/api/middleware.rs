@@ -304,6 +304,7 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
+    use crate::error::Error;
 
     /// Counts the lines of a log.
     #[derive(Clone, Default)]
@@ -321,6 +322,10 @@ mod tests {
         Problem::new(Slug::Unavailable, "too many streams of this token wait already; try again later")
     }
 
+    async fn overloaded() -> Problem {
+        Error::overloaded("too many calls wait for the database; try again later").into()
+    }
+
     #[tokio::test]
     async fn requests_that_are_refused_again_and_again_write_one_line() {
         use tracing_subscriber::layer::SubscriberExt;
@@ -328,9 +333,9 @@ mod tests {
         let log = tracing_subscriber::registry().with(lines.clone());
         let _log = tracing::subscriber::set_default(log);
         let rules = RequestLayer::new(None, Duration::from_secs(60), BodyLimits::default());
-        let router = Router::new().route("/events", get(busy)).layer(rules);
-        for _ in 0..1000 {
-            let request = Request::get("/events").body(Body::empty()).unwrap();
+        let router = Router::new().route("/events", get(busy)).route("/jobs", get(overloaded)).layer(rules);
+        for path in ["/events", "/jobs"].into_iter().cycle().take(1000) {
+            let request = Request::get(path).body(Body::empty()).unwrap();
             assert_eq!(router.clone().oneshot(request).await.unwrap().status(), 503);
         }
         let lines = lines.0.load(Ordering::Relaxed);

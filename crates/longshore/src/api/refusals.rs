@@ -1,11 +1,13 @@
 //! Counts and logs the clients that the server does not wait for any longer, and logs the requests that it
-//! refuses because it is busy. The log has at most one line per reason and interval, because an attacker
+//! refuses because it is busy or because there are too many kinds. The log has at most one line per reason and interval, because an attacker
 //! decides how many there are.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
+
+use crate::error::Error;
 
 /// The minimum time between two log lines for the same reason.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -94,6 +96,18 @@ pub(super) fn report_busy(request_id: &str, method: &Method, path: &str, status:
             status,
             requests,
             "refused requests, because the server is busy; this is the last one, and the level debug shows all"
+        );
+    }
+}
+
+/// Logs that the kinds of workers were not stored, unless another such line was logged recently.
+pub(super) fn report_kinds(error: &Error) {
+    static LINE: Line = Mutex::new((None, 0));
+    if let Some(workers) = lines_due(&LINE) {
+        tracing::warn!(
+            %error,
+            workers,
+            "did not store the kinds of workers, so enqueues do not know those that are new; this is the last error"
         );
     }
 }

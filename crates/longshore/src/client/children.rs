@@ -1,5 +1,6 @@
-//! Children of a job: what the steps of a spawn and of a join store, and which children a join returns. The rules are
-//! the same for Rust handlers (`worker/flows.rs`) and for workers that call the API (`api/leases/flows.rs`).
+//! Children of a job: what the steps of a spawn and of a join store, and which children a join returns. The
+//! rules are the same for Rust handlers (`worker/flows.rs`) and for workers that call the API
+//! (`api/leases/flows.rs`).
 
 use std::collections::{BTreeSet, HashMap};
 

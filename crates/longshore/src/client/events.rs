@@ -1,4 +1,4 @@
-//! Events: emitting them and waking the jobs that wait for them; the steps of a job.
+//! Events: emits them, and wakes the jobs that wait for them. Also journals and reads the steps of a job.
 
 use serde::Serialize;
 

@@ -24,10 +24,10 @@ use crate::store::{
 
 /// How many changes one step follows.
 const CHANGES: u32 = 1000;
-/// How many members one step of a cancel looks at.
+/// How many members one step of a cancel visits.
 const MEMBERS: u32 = 1000;
-/// The same for a retry. All tasks of a graph are reopened in one step: otherwise the flow could end
-/// between two of them.
+/// How many members one step of a retry visits. All tasks of a graph are reopened in one step: otherwise the
+/// flow could end between two steps.
 const RETRIED_MEMBERS: u32 = MAX_TASKS as u32;
 /// How often a retry waits until the changes of the flow have been followed.
 const MAX_RETRY_ROUNDS: u32 = 200;
@@ -54,7 +54,7 @@ pub struct CancelledFlow {
     pub requested: u64,
 }
 
-/// How a join stands whose flow of children has ended.
+/// The state of a join whose flow of children has ended.
 #[cfg(any(feature = "api", feature = "worker"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JoinState {
@@ -130,7 +130,7 @@ impl Client {
         }
     }
 
-    /// Stores a flow whose kinds and payloads have been checked, and says whether it is new.
+    /// Stores a flow whose kinds and payloads have been checked. Also returns whether it is new.
     pub(crate) async fn put_flow(&self, flow: &NewFlow) -> Result<(PutFlow, FlowRecord)> {
         let stored = self.store.put_flow(flow).await?;
         let id = match stored {
@@ -218,7 +218,8 @@ impl Client {
         Ok(())
     }
 
-    /// Lets a flow end that was left [open](Flow::open), when all of its members have ended.
+    /// Seals a flow that was left [open](Flow::open): no more jobs can be added, and it ends when all of its
+    /// members have ended.
     pub async fn seal_flow(&self, flow: FlowId) -> Result<()> {
         if !self.store.seal_flow(flow).await? {
             return Err(not_found(flow));
@@ -254,7 +255,7 @@ impl Client {
     /// locked are cancelled later. Returns a conflict error if the flow has ended.
     pub async fn cancel_flow(&self, id: FlowId) -> Result<CancelledFlow> {
         if !self.store.flag_cancelled(id).await? && self.flow(id).await?.ended_at.is_some() {
-            // A retry may have reopened members, and the flow may not have followed that yet.
+            // A retry may have reopened members, and these changes may not have been followed yet.
             self.advance_flows().await?;
             let is_flagged = self.store.flag_cancelled(id).await?;
             let flow = self.flow(id).await?;
@@ -295,7 +296,8 @@ impl Client {
     pub async fn retry_flow(&self, id: FlowId) -> Result<RetriedFlow> {
         let before = self.now().await?;
         self.flow(id).await?;
-        // What was skipped because of a task that is on a later page comes back when that one is followed.
+        // A member that was skipped because of a task on a later page is reopened when the reopening of that
+        // task is followed.
         let (mut done, mut after, mut rounds) = (RetriedFlow::default(), None, 0);
         loop {
             let step = self.store.retry_members(id, before, after, RETRIED_MEMBERS).await?;
@@ -305,7 +307,7 @@ impl Client {
                     return Err(Error::unavailable(format!("flow {id} could not be followed; try again")));
                 }
                 if self.advance_flows().await? == 0 {
-                    // Another process is at it.
+                    // Another process is following the changes.
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
                 continue;
@@ -368,7 +370,7 @@ impl Client {
 
     /// Follows the changes of flows until there are none. Returns how many steps that took.
     pub async fn advance_flows(&self) -> Result<usize> {
-        // Another task of this client may be at it. Its changes are stored when it has finished.
+        // Another task of this client may be following changes. They are stored when it releases the lock.
         let _one_at_a_time = self.advancer.lock.lock().await;
         let (mut steps, mut after) = (0, None);
         loop {
@@ -457,7 +459,7 @@ impl Client {
         self.store.awaited_flow(id).await
     }
 
-    /// How a join of these children stands. `record` is the flow of the children, `round` counts the calls.
+    /// The state of a join of these children. `record` is the flow of the children, `round` counts the calls.
     #[cfg(any(feature = "api", feature = "worker"))]
     pub(crate) async fn join_state(
         &self,
@@ -471,7 +473,7 @@ impl Client {
         if round == MAX_JOIN_ROUNDS {
             return Ok(JoinState::Open);
         }
-        // An operator may have retried a child a moment ago, and the flow may not have followed that yet.
+        // An operator may have retried a child a moment ago, and that change may not have been followed yet.
         tokio::time::sleep(JOIN_PAUSE).await;
         self.advance_flows().await?;
         let is_open = self.flow(record.id).await?.ended_at.is_none();
@@ -499,7 +501,7 @@ impl Client {
         Ok(spawned)
     }
 
-    /// Follows changes of flows in the background: a member of one has ended or was reopened. If it
+    /// Follows changes of flows in the background, after a member of one has ended or was reopened. If that
     /// fails, upkeep does it.
     pub(crate) fn advance_soon(&self) {
         if self.advancer.state.swap(AGAIN, Ordering::AcqRel) != IDLE {
@@ -520,8 +522,8 @@ impl Client {
 }
 
 impl Client {
-    /// Waits until the task in the background has followed the changes that this client has stored. A task
-    /// that is dropped halfway holds a flow until its connection is closed.
+    /// Waits until the background task has followed the changes that this client has stored. If the task were
+    /// dropped halfway, its flow would stay locked until the connection is closed.
     pub(super) async fn finish_advancing(&self) {
         while self.advancer.state.load(Ordering::Acquire) != IDLE {
             self.try_to_advance().await;

@@ -14,8 +14,8 @@ use crate::store::{Claimed, Count, HistoryFilter, Measured, NewMeasure, Store, W
 
 /// How long numbers are collected before they are stored.
 const COLLECTED_FOR: Duration = Duration::from_secs(10);
-/// If so many different numbers are collected, others are left out. There are as many only if the names of queues or
-/// kinds are made up for each job.
+/// The maximum number of different measures collected at a time; others are left out. There are so many only
+/// if each job has a new name for its queue or kind.
 const MAX_COLLECTED: usize = 10_000;
 
 /// The numbers that were not stored yet.
@@ -70,8 +70,9 @@ impl Client {
         store_collected(&self.store, &self.measures).await;
     }
 
-    /// Stores the depth of each queue and the age of its oldest due job, unless another process has done so in
-    /// this minute. The sums have no queue; a queue without a value has no waiting job.
+    /// Stores the depth of each queue and the age of its oldest due job, unless another process has done so
+    /// in this minute. The values of all queues together have an empty queue name. A queue without a value
+    /// has no waiting job.
     #[doc(hidden)]
     pub async fn store_samples(&self, counts: &[Count], overdue: &[(String, Duration)]) -> Result<bool> {
         let mut depths = HashMap::<&str, i64>::from([("", 0)]);
@@ -129,7 +130,7 @@ fn collect(
     });
 }
 
-/// If it fails, the numbers are collected again.
+/// Stores what was collected. If that fails, collects the numbers again, to store them later.
 async fn store_collected(store: &Arc<dyn Store>, measures: &Arc<Measures>) {
     let collected = measures.take();
     if collected.is_empty() {

@@ -1,4 +1,4 @@
-//! Reading: jobs, counts, what has ended, workers and queues.
+//! Reads jobs, counts, ended jobs by minute, failures, workers and queues.
 
 use std::time::Duration;
 

@@ -267,7 +267,7 @@ pub(crate) struct Kind {
     pub(crate) queue: Option<String>,
     /// The JSON Schema that payloads must match. A worker's schema is stored without a check.
     schema: Option<Box<RawValue>>,
-    /// What an enqueue over HTTP starts from, as JSON.
+    /// The default options of a job that is enqueued over HTTP, as JSON.
     #[cfg_attr(not(feature = "api"), expect(dead_code, reason = "the API reads it"))]
     pub(crate) defaults: Option<Box<RawValue>>,
 }
@@ -292,8 +292,8 @@ impl Kinds {
         named.all_queues.as_ref().or_else(|| named.of_queue.get(queue))
     }
 
-    /// For a message about a kind that is not registered: the one that is spelt almost like this one, or that it is
-    /// registered for other queues. Does not name those: the caller may not see them.
+    /// The hint in the error about a kind that is not registered: a kind with a similar name, or that this
+    /// one is registered for other queues. Does not name the queues: the caller may not see them.
     fn suggestion(&self, kind: &str, queue: &str) -> String {
         if self.0.contains_key(kind) {
             return format!(

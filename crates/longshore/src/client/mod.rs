@@ -18,7 +18,7 @@
 //! | `history` | what is measured for charts |
 //! | `inspect` | reading jobs, numbers, workers and queues |
 //! | `check` | the consistency check, durability |
-//! | `upkeep` | turns of retention and of folding tallies |
+//! | `upkeep` | rounds of retention, and of folding tallies, notes and measures |
 //! | `kinds`, `tokens` | registered kinds and the check of new jobs; API tokens |
 
 use std::sync::Arc;

@@ -1,11 +1,14 @@
-//! Operations: starting, stopping and executing changes of any number of jobs; the change of several jobs
-//! at once, which bulk requests use too.
+//! Operations: starts, stops and executes changes of any number of jobs. Also changes several jobs at once,
+//! for bulk requests.
 //!
-//! An operation visits its jobs from the newest to the oldest and never returns, so a job that fails again
-//! after a retry is not retried again. It passes by jobs that another transaction has locked, however many they are, and stores
-//! which. At its end it visits these again, in rounds. They count when they are no longer locked. Any process may execute it. It stores its cursor after every
-//! step, and another process continues there if it dies. The jobs of the last step are then visited twice.
-//! That does no harm: jobs that were created or have ended since the operation was started are left alone.
+//! An operation visits its jobs from the newest to the oldest, so it does not come back to a job that it has
+//! retried and that failed again. It passes by jobs that another transaction has locked, and stores their
+//! ids. At its end it visits these jobs again, in rounds, and counts each one when it is no longer locked.
+//!
+//! Any process may execute an operation. The process stores the cursor after every step. If it dies, another
+//! process continues at the cursor and visits the jobs of the last step twice. That does no harm: jobs that
+//! were created since the operation was started are left alone, and jobs that have ended since are not
+//! retried.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -28,15 +31,15 @@ use crate::store::{
 
 /// The maximum number of jobs per step.
 const STEP: u32 = 200;
-/// After this many steps another operation that waits is continued first.
+/// After this many steps, another operation that waits comes first.
 const STEPS_PER_TURN: u32 = 5;
 /// For how long a process takes an operation. Each step takes it for longer.
 const TAKE_FOR: Duration = Duration::from_secs(30);
 /// A step begins no further changes after this time, so that it ends long before another process may take
 /// the operation.
 const MAX_STEP_TIME: Duration = Duration::from_secs(10);
-/// When an operation is tried again after a temporary error, and when it begins another round through the jobs that it has
-/// passed by. Other operations continue meanwhile.
+/// The pause after a temporary error, and between two rounds through the jobs that the operation has passed
+/// by. Other operations continue meanwhile.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// How many jobs are changed at the same time. On Postgres, more would only wait for connections. On SQLite,
 /// these share a commit.
@@ -187,7 +190,7 @@ struct Execution<'c> {
     cursor: Option<JobId>,
     /// Whether it has visited all of its jobs.
     has_visited_all: bool,
-    /// How far the round through the jobs has come that it has passed by.
+    /// The last job that was visited in the current round through the jobs that it passed by.
     locked_cursor: Option<JobId>,
 }
 
@@ -246,7 +249,7 @@ impl<'c> Execution<'c> {
         }
     }
 
-    /// Visits the next ones of the jobs again that it has passed by.
+    /// Visits again the next jobs that it has passed by.
     async fn visit_locked(&mut self) -> Result<Next> {
         let (jobs, is_last) = match self.find_locked().await {
             Ok(found) => found,
@@ -286,7 +289,7 @@ impl<'c> Execution<'c> {
         Ok(Next::Leave)
     }
 
-    /// The next ones of the jobs that it has passed by, and whether they are the last ones.
+    /// The next jobs that it has passed by, and whether they are the last ones.
     async fn find_locked(&self) -> Result<(Vec<Target>, bool)> {
         let id = self.operation.record.id;
         let found = self.client.store.locked_jobs(id, self.locked_cursor, STEP).await?;
@@ -458,11 +461,11 @@ pub(crate) struct Target {
     id: JobId,
     /// Its queue; `None` if it is only counted as skipped.
     queue: Option<String>,
-    /// What was known of it when it was listed.
+    /// What was known about it when it was listed.
     seen: Option<Seen>,
 }
 
-/// What was known of a job when it was listed.
+/// What was known about a job when it was listed.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     /// Its lease number. A job with another one has run since then.
@@ -523,9 +526,9 @@ pub(crate) struct Changes {
 }
 
 impl Client {
-    /// Changes jobs, several at a time, and notifies workers. Stops after an error, and after some
-    /// seconds. `wait` is how long each change waits for what another transaction has locked. A job for which that was too
-    /// short counts as an error, or as locked with [`KeyWait::Skip`].
+    /// Changes jobs, several at a time, and notifies workers. Stops after an error, and after some seconds.
+    /// `wait` is how long each change waits for a lock of another transaction. If that is too short, the job
+    /// counts as an error or, with [`KeyWait::Skip`], as locked.
     pub(crate) async fn change_jobs(&self, action: Action, jobs: &[Target], wait: KeyWait) -> Changes {
         let began = Instant::now();
         let mut results: Vec<Visited> = jobs.iter().map(|_| Visited::No).collect();

@@ -53,7 +53,7 @@ impl Reported for Report<'_> {
     }
 }
 
-/// How an attempt ended, as a holder reports it that keeps only its leases.
+/// How an attempt ended, as reported by a holder that keeps only its leases.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseReport {
     pub(crate) lease: Lease,

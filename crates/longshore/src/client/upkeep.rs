@@ -1,6 +1,6 @@
-//! Turns of retention and of folding tallies, notes and measures: steps until nothing is left to do, with
-//! pauses, so that claims and settles are not delayed. `worker/upkeep.rs` decides when a
-//! turn begins.
+//! Rounds of retention, and of folding tallies, notes and measures. A round makes steps until nothing is left
+//! to do, with pauses, so that claims and settles are not delayed. `worker/upkeep.rs` decides when a round
+//! begins.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use crate::store::{Retained, Retention};
 
 #[doc(hidden)]
 impl Client {
-    /// Removes the finished jobs whose retention time has passed, in steps. `pause` waits
-    /// between two steps, and ends the turn early by returning `false`.
+    /// Removes the finished jobs whose retention time has passed, in steps. `pause` waits between two steps,
+    /// and ends the round early by returning `false`.
     pub async fn retain<Pause, Waiting>(&self, policy: &Retention, mut pause: Pause) -> Result<Retained>
     where
         Pause: FnMut(Duration) -> Waiting + Send,
@@ -53,8 +53,9 @@ impl Client {
     }
 }
 
-/// Takes steps until one is not full, or a pause ends the turn. A step that is not full leaves only what was written
-/// since it began. On a busy queue that is never nothing.
+/// Makes steps until one is not full, or a pause ends the round. A step that is not full leaves only what was
+/// written since it began. On a busy queue there is always something, so waiting for an empty step would
+/// never end.
 async fn in_steps<Pause, Waiting, Step, Stepping>(mut pause: Pause, step: Step) -> Result<u64>
 where
     Pause: FnMut(Duration) -> Waiting + Send,
@@ -85,13 +86,12 @@ const MAX_ROWS: u32 = 10_000;
 const FIRST_ROWS: u32 = 2000;
 const MIN_PAUSE: Duration = Duration::from_millis(1);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
-/// A turn that takes longer than this is late. Then its pauses are halved, so that it
-/// removes more than arrives, and again after each further such period, up to
-/// `MAX_HALVINGS` times.
+/// A round that takes longer than this is late. Then its pauses are halved, so that it removes more than
+/// arrives, and again after each further such period, up to `MAX_HALVINGS` times.
 const LATE: Duration = Duration::from_secs(10);
 const MAX_HALVINGS: u32 = 3;
-/// The pause after a step that changed nothing. If an open transaction has locked many
-/// expired jobs, every step reads them in vain, and the turn lasts until they are free.
+/// The pause after a step that changed nothing. If an open transaction has locked many expired jobs, every
+/// step reads them in vain, and the round lasts until they are free.
 const IDLE_PAUSE: Duration = Duration::from_millis(250);
 
 /// Adapts the size of steps to the time they take. A busy database makes steps slow; they
@@ -99,7 +99,7 @@ const IDLE_PAUSE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 struct Pace {
     rows: u32,
-    /// How long the turn has taken so far.
+    /// How long the round has taken so far.
     elapsed: Duration,
 }
 
@@ -115,9 +115,9 @@ impl Pace {
         self.rows
     }
 
-    /// Adapts the next step to one that changed `changed` rows in this time. Returns how
-    /// long to pause: as long as the step took, so that steps use at most half of the
-    /// time of one connection, and less if the turn is late.
+    /// Adapts the next step to one that changed `changed` rows in this time. Returns how long to pause: as
+    /// long as the step took, so that steps use at most half of the time of one connection, or less if the
+    /// round is late.
     fn pause_after(&mut self, changed: u64, took: Duration) -> Duration {
         let factor = TARGET.as_secs_f64() / took.as_secs_f64().max(1e-6);
         // A step that found little to do says nothing about larger ones.

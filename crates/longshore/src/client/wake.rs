@@ -1,10 +1,10 @@
 //! Wake-ups: notifying workers that a queue has due jobs, or that a job they run is to be
 //! cancelled.
 //!
-//! Every code path that makes a job due notifies workers through [`Notifier`]:
-//! enqueue, release, requeue, recovery, an operator's retry, redrive or edit, a
-//! resumed queue, a changed limit, an event, the end of a task that others wait for and a cron tick. A wake-up is a hint: it may be
-//! lost, and then polling finds the job.
+//! Every code path that makes a job due notifies workers through [`Notifier`]: enqueue, release, requeue,
+//! recovery, an operator's retry, redrive, edit or operation, a resumed queue, a changed limit, an event, the
+//! end of a task that others wait for and a cron tick. A wake-up is a hint: it may be lost, and then polling
+//! finds the job.
 //!
 //! A cancel of a running job notifies the worker that holds it. The notification names
 //! only the worker, so that many cancels need few notifications; the worker reads from

@@ -21,7 +21,7 @@ pub const MAX_MEMBERS: usize = 1_000_000;
 /// The prefix of the events that end a join. Callers cannot emit events with it.
 pub(crate) const FLOW_EVENT: &str = "flow-ended:";
 
-/// The name of the event that says that the children of a job have ended.
+/// The name of the event that is emitted when the children of a job have ended.
 pub(crate) fn flow_event(flow: FlowId) -> String {
     format!("{FLOW_EVENT}{flow}")
 }
@@ -66,7 +66,7 @@ impl Condition {
     }
 }
 
-/// How a member or a flow ended, as far as those that wait for it are concerned.
+/// How a member or a flow ended, for the jobs that wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// It succeeded.
@@ -76,7 +76,7 @@ pub enum End {
 }
 
 impl End {
-    /// From whether it succeeded.
+    /// Converts from whether it succeeded.
     pub fn of(succeeded: bool) -> Self {
         if succeeded { End::Succeeded } else { End::Failed }
     }
@@ -92,11 +92,11 @@ pub struct Change {
     /// Whether it counts as a failure of the flow or, if it was reopened, whether it counted. A
     /// member that was skipped does not.
     pub is_failure: bool,
-    /// Whether the numbers of the flow contain it already.
+    /// Whether the counts of the flow already include it.
     pub is_counted: bool,
 }
 
-/// The numbers of a flow.
+/// The counts of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// The members that have not ended.
@@ -118,14 +118,14 @@ impl Counts {
             return;
         }
         let (open, failed) = if change.end.is_some() { (-1, 1) } else { (1, -1) };
-        // Never below zero, which the database refuses: a wrong number must not block other flows.
+        // Never below zero, which the database refuses: a wrong count must not block other flows.
         self.open = (self.open + open).max(0);
         if change.is_failure {
             self.failed = (self.failed + failed).max(0);
         }
     }
 
-    /// What the numbers mean for the flow itself.
+    /// What the counts mean for the flow itself.
     pub fn turn(&self) -> FlowTurn {
         let is_over = self.is_sealed && self.open == 0;
         match (self.has_ended, is_over) {
@@ -163,18 +163,19 @@ pub enum Pick {
     Leave,
 }
 
-/// Decides what the next step does with changes, which are in the order in which they were stored. `reopened` are flows
-/// with members that were reopened, here or in changes that were not read.
+/// Decides what the next step does with changes, oldest first. `reopened` has the flows with a member that
+/// was reopened, in these changes or in others that were not read.
 ///
-/// Ends wait until all returns of their flow have been followed, and what comes back because of them: a task must not
-/// start while a parent that was skipped is about to wait again. The changes of one member stay in order.
+/// The ends in a flow are left for later until all its reopenings have been followed, including those that
+/// they cause: a task must not start while a skipped parent is about to wait again. The changes of one member
+/// stay in order.
 pub fn pick(changes: &[(Uuid, Change)], reopened: &BTreeSet<Uuid>) -> Vec<Pick> {
     let returns = || changes.iter().filter(|(_, change)| change.end.is_none());
     let flows: BTreeSet<Uuid> = returns().map(|(flow, _)| *flow).chain(reopened.iter().copied()).collect();
     let mut returning: BTreeSet<Uuid> = returns().map(|(_, change)| change.job).collect();
     let picked = changes.iter().map(|(flow, change)| match change.end {
         _ if !flows.contains(flow) => Pick::Follow,
-        // A second return of the same member waits.
+        // A second reopening of the same member is left for later.
         None if returning.remove(&change.job) => Pick::Follow,
         Some(_) if returning.contains(&change.job) => Pick::Count,
         _ => Pick::Leave,
@@ -187,16 +188,16 @@ pub fn pick(changes: &[(Uuid, Change)], reopened: &BTreeSet<Uuid>) -> Vec<Pick> 
 pub struct Held {
     /// The links whose parent has not ended.
     pub open: i64,
-    /// The links whose parent ended in another way than they need.
+    /// The links whose condition the end of the parent does not meet.
     pub unmet: i64,
 }
 
 /// What happens to a held child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
-    /// It waits on.
+    /// It still waits.
     Wait,
-    /// It waits for no other task any more.
+    /// It waits for no other task any more, and can start.
     Release,
     /// It ends as cancelled, because it can never start.
     Skip,
@@ -218,8 +219,8 @@ pub fn follow(child: Held, flow_is_cancelled: bool) -> Follow {
     }
 }
 
-/// The reason that a skipped task is stored with. `blocker` is the task whose end it needed otherwise,
-/// and how it ended.
+/// The reason that is stored for a skipped task. `blocker` is the parent whose end did not meet the
+/// condition, and `end` is that end.
 pub fn skip_reason(blocker: Option<&str>, end: End) -> String {
     let name = blocker.map_or("a task that it waits for".to_owned(), |task| format!("task `{task}`"));
     match end {
@@ -228,10 +229,10 @@ pub fn skip_reason(blocker: Option<&str>, end: End) -> String {
     }
 }
 
-/// The reason that a skipped callback is stored with.
+/// The reason that is stored for a skipped callback.
 pub const CALLBACK_SKIPPED: &str = "skipped: the flow ended in another way than this callback waits for";
 
-/// The reason that the members of a cancelled flow are stored with.
+/// The reason that is stored for the members of a cancelled flow.
 pub const FLOW_CANCELLED: &str = "the flow was cancelled";
 
 /// A link to a member that may be reopened.
@@ -261,11 +262,11 @@ pub struct Reopened {
     pub is_held: bool,
 }
 
-/// Decides which of the members that did not succeed are reopened when the failed part of a flow is
-/// retried: all, except those that would be skipped again because a parent that stays as it is
-/// ended in another way than they need.
+/// Decides which of the members that did not succeed are reopened when the failed part of a flow is retried:
+/// all, except those that would be skipped again because the end of a parent that is not reopened does not
+/// meet their condition.
 pub fn reopen(candidates: &[Candidate]) -> Vec<Reopened> {
-    // How many links of each candidate are not met, and whom each parent blocks.
+    // How many links of each candidate are not met, and which candidates each parent blocks.
     let (mut unmet, mut blocked) = (BTreeMap::<Uuid, usize>::new(), BTreeMap::<Uuid, Vec<Uuid>>::new());
     for candidate in candidates {
         for link in candidate.links.iter().filter(|link| link.met == Some(false)) {
@@ -360,7 +361,7 @@ mod tests {
             pick(&[end(1, 11), back(1, 11), end(1, 11), back(1, 11), back(1, 12), end(1, 12)]),
             [Count, Follow, Leave, Leave, Follow, Leave]
         );
-        // A return that was not read.
+        // A reopening that was not read.
         assert_eq!(super::pick(&[end(1, 11), end(2, 21)], &BTreeSet::from([id(1)])), [Leave, Follow]);
     }
 

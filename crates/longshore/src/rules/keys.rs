@@ -6,9 +6,9 @@
 //! The SQL function `longshore.enqueue`, for callers without the library, contains
 //! the same rules; the conformance suite compares it with [`decide`].
 //!
-//! Also owns the stored form of keys. All callers share one set of keys, except those who may use only some queues:
-//! their keys are in a namespace of the job's queue, so nobody can take a key of a queue that is not theirs. The
-//! engines store and compare keys without a difference between the two.
+//! Also owns the stored form of keys. All callers share one set of keys, except those who may use only some
+//! queues: their keys are in a namespace of the job's queue, so nobody can take a key of a queue that is not
+//! theirs. The engines store and compare both kinds of keys in the same way.
 
 use serde::{Deserialize, Serialize};
 
@@ -183,12 +183,12 @@ pub enum Decision {
     Supersede(JobId),
 }
 
-/// Which `run_at` a replaced job has.
+/// Which `run_at` a waiting job has after its contents were replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunAt {
-    /// The one of the new request.
+    /// That of the new request.
     New,
-    /// The one it had.
+    /// That of the waiting job.
     Preserved,
 }
 

@@ -1,5 +1,6 @@
-//! Every rule, pure: what may happen to a job, a key, a group, a flow or a schedule, and what a caller may request. The
-//! functions here read no clock and no database. The client and the store call them, and the store stores what they decide.
+//! Every rule, pure: what may happen to a job, a key, a group, a flow or a schedule, and what a caller may
+//! request. The functions here read no clock, except for the id of a new job, and no database. The client and
+//! the store call them, and the store stores what they decide.
 //!
 //! | Module | Decides |
 //! |---|---|

@@ -24,25 +24,26 @@ impl Winner {
     }
 }
 
-/// How a wait stands.
+/// The state of a wait.
 #[derive(Debug)]
 pub(crate) enum WaitState {
     /// This ended it.
     Over(Winner),
-    /// It lasts until one of its events is emitted or the deadline, if it has one.
+    /// It lasts until one of its events is emitted or, if it has a deadline, until then.
     Open { until: Option<DateTime<Utc>> },
 }
 
-/// Decides how a wait for any of several events stands, of which these have been emitted, the earliest first. `time`
-/// limits the wait; `earlier` is the deadline that the job journaled when it waited here before.
+/// Decides the state of a wait for any of several events. `emitted` has those that have been emitted, the
+/// earliest first; `time` limits the wait; `earlier` is the deadline that the job journaled when it waited
+/// here before.
 pub(crate) fn decide(
     emitted: impl IntoIterator<Item = (DateTime<Utc>, Winner)>,
     time: Option<Duration>,
     earlier: Option<DateTime<Utc>>,
     now: DateTime<Utc>,
 ) -> WaitState {
-    // The deadline counts from the first time that the job waited here. If this version of the
-    // handler has no deadline, or is the first that has one, that decides.
+    // The deadline counts from the first time that the job waited here. If the handler has dropped or added
+    // its deadline since then, its present version decides.
     let until = time.map(|time| earlier.unwrap_or(now + time));
     let in_time = |(at, _): &(DateTime<Utc>, Winner)| until.is_none_or(|until| *at <= until);
     match emitted.into_iter().find(in_time) {

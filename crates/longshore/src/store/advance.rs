@@ -1,8 +1,9 @@
-//! Advance: what happens to the members of a flow when others end. Everything here that reads links to
+//! Advance: what happens to the members of a flow when other members end. All code here that reads links to
 //! decide holds the lock of the flow's row.
 //!
 //! The statements that end or reopen a member insert a row into `flow_changes`, without a lock.
-//! [`advance`](FlowUpkeep::advance) follows these rows. [`flow`] decides.
+//! [`advance`](FlowUpkeep::advance) follows these rows: it counts each change, and does with the children
+//! what [`flow`] decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,20 +28,22 @@ pub trait FlowUpkeep {
     /// One statement.
     async fn pending(&self) -> Result<Pending>;
 
-    /// Follows up to `limit` changes of flows: members that ended or were reopened. Releases or ends
-    /// their children as [`flow::follow`](crate::rules::flow::follow) decides, and ends flows without an open member.
-    /// Flows that others have locked are left to them, and flows with a job that another transaction has locked to a later call.
-    /// `after` is where the last step left off, so that this one does not look at them again.
+    /// Follows up to `limit` changes of flows: members that ended or were reopened. Starts or ends their
+    /// children as [`flow::follow`](crate::rules::flow::follow) decides, and ends flows without an open
+    /// member. Skips locked flows, because the process that has locked one looks again itself, and flows with
+    /// a locked job, which a later call follows. `after` is where the last step stopped: flows up to that one
+    /// could not be followed, and are not read again.
     async fn advance(&self, after: Option<FlowId>, limit: u32) -> Result<Advanced>;
 }
 
 /// The maximum number of links that one step closes.
 const MAX_CLOSED: usize = 2000;
 
-/// The transaction of a step. It waits for a row that another transaction has locked and that it cannot skip, such as a
-/// link. Most hold such a lock for milliseconds. All other flows wait meanwhile, and upkeep tries again every second.
+/// How a step runs. It waits for a locked row that it cannot skip, such as a link, because most transactions
+/// hold such a lock for milliseconds. The wait is short, because it delays all other flows, and upkeep tries
+/// again every second.
 const STEP: How = How::SLOW.waiting_up_to(Duration::from_millis(100)).indexed();
-/// The same for a step that follows only one of many flows.
+/// As [`STEP`], for a step that follows one of many flows.
 const STEP_OF_ONE: How = How::SLOW.waiting_up_to(Duration::from_millis(10)).indexed();
 
 #[async_trait]
@@ -61,7 +64,8 @@ impl<E: Engine> FlowUpkeep for E {
     }
 }
 
-/// Follows changes of several flows behind `after`. It goes on without flows with a locked job, however many they are.
+/// Follows changes of several flows after `after`. Leaves out flows with a locked job, however many there
+/// are.
 async fn advance_together<E: Engine>(engine: &E, after: Option<Uuid>, limit: u32) -> Result<Advanced> {
     let mut chosen = Chosen::After(after);
     loop {
@@ -73,7 +77,7 @@ async fn advance_together<E: Engine>(engine: &E, after: Option<Uuid>, limit: u32
     }
 }
 
-/// One flow that the database does not let us change must not keep the others from advancing.
+/// Follows the flows one at a time: a flow that the database refuses to change must not stop the others.
 async fn advance_one_by_one<E: Engine>(engine: &E, limit: u32) -> Result<Advanced> {
     let (mut all, mut after) = (Advanced::default(), None);
     loop {
@@ -97,21 +101,21 @@ async fn advance_one_by_one<E: Engine>(engine: &E, limit: u32) -> Result<Advance
 
 /// The flows of a step.
 enum Chosen {
-    /// The first free ones behind this one.
+    /// The first unlocked flows after this one.
     After(Option<Uuid>),
-    /// These, which are the first free ones behind the last.
+    /// These flows, which were found after the flow in the second field.
     These(Vec<Uuid>, Option<Uuid>),
     One(Uuid),
 }
 
-/// What came of a step.
+/// The result of a step.
 enum Try {
     Done(Advanced),
-    /// Another transaction has locked a job that the step would release or end. Nothing was stored.
+    /// Another transaction has locked a job that the step would start or end. Nothing was stored.
     Blocked {
-        /// Those of the step's flows without such a job, as far as the step got.
+        /// The flows of the step in which it had found no such job when it stopped.
         free: Vec<Uuid>,
-        /// Behind which flow they were found.
+        /// The flow after which they were found.
         after: Option<Uuid>,
         /// The last flow of the step.
         last: Option<Uuid>,
@@ -153,7 +157,7 @@ async fn step(rows: &mut dyn Rows, chosen: &Chosen, limit: u32, max_flows: u32) 
         return Ok(Try::Blocked { free: flows.into_keys().collect(), after, last });
     }
     if !is_complete {
-        // The rest of the children comes next; the changes are still there.
+        // The next step follows the other children. The changes stay until then.
         rows.store_counts(&flows, &[]).await?;
     }
     advanced.queues = queues.into_iter().collect();
@@ -184,7 +188,7 @@ pub(crate) struct LockedFlow {
 pub(crate) struct StoredChange {
     pub(super) id: i64,
     pub(super) flow: Uuid,
-    /// `None` only says that the flow is to be looked at.
+    /// `None` is a request to check the flow: it may have ended.
     pub(super) change: Option<Change>,
     /// Whether a member of the flow was reopened, in this change or in another one.
     pub(super) is_of_reopened: bool,
@@ -224,7 +228,7 @@ struct Parent {
 }
 
 impl Advance<'_> {
-    /// The changes to follow now. A row without a job only says that the flow is to be looked at.
+    /// The changes to follow now. A row without a job is only a request to check the flow.
     async fn next_step(&mut self, limit: u32) -> Sql<Step> {
         let flows: Vec<Uuid> = self.flows.keys().copied().collect();
         let (mut step, mut read) = (Step::default(), Vec::new());
@@ -254,9 +258,9 @@ impl Advance<'_> {
         Ok(step)
     }
 
-    /// Closes the links of parents that ended, opens those of parents that were reopened, and follows
-    /// the children: those that wait, and those that were skipped because of a parent that was reopened. Returns whether
-    /// all links of these parents are done.
+    /// Closes the links of parents that ended, opens the links of parents that were reopened, and decides
+    /// about the children: those that wait, and those that were skipped because of a parent that is now
+    /// reopened. Returns false if more links are left than one step may change.
     async fn follow_parents(&mut self, parents: &[Parent]) -> Sql<bool> {
         let flow_of: BTreeMap<Uuid, Uuid> = parents.iter().map(|parent| (parent.id, parent.flow)).collect();
         let (mut ended, mut reopened) = (Vec::new(), Vec::new());
@@ -276,7 +280,7 @@ impl Advance<'_> {
             closed = self.rows.close_links(&ended, left).await?;
             left -= closed.len();
         }
-        // The children, and the flows whose changes are about them.
+        // Each child, with the flow of its parent.
         let with_flows = |links: Vec<(Uuid, Uuid)>| -> BTreeMap<Uuid, Uuid> {
             debug_assert!(links.iter().all(|(parent, _)| flow_of.contains_key(parent)));
             let with_flow = |(parent, child)| flow_of.get(&parent).map(|flow| (child, *flow));
@@ -323,7 +327,7 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// Lets children wait again that were skipped because of a parent that was reopened.
+    /// Makes children wait again that were skipped because of a parent that is now reopened.
     async fn follow_reopened(&mut self, children: &BTreeMap<Uuid, Uuid>) -> Sql<()> {
         if children.is_empty() {
             return Ok(());
@@ -346,7 +350,8 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// Counts the changes that were followed, and follows the ends of the flows themselves.
+    /// Adds the changes to the counts of their flows. A flow that ended or is open again is the parent of its
+    /// callbacks, so their links are followed too.
     async fn count(&mut self, step: &Step, advanced: &mut Advanced) -> Sql<()> {
         for (flow, change) in &step.counted {
             if let Some(flow) = self.flows.get_mut(flow) {
@@ -356,8 +361,8 @@ impl Advance<'_> {
         let with_changes = self.with_changes(&step.rows).await?;
         let (mut parents, mut emitted, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
         for (id, flow) in &mut self.flows {
-            // A flow of children has the id of their job. Links from that id wait for the job, not for the
-            // flow.
+            // A flow of children has the id of their parent job. Links from that id belong to the job, not to
+            // the flow.
             let event = flow.is_owned.then(|| flow_event(FlowId(*id)));
             match flow.counts.turn() {
                 FlowTurn::Stays => continue,
@@ -393,8 +398,8 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// Those of the flows that could end now and have changes other than these. They do not end: one of the changes may
-    /// be a member that runs again.
+    /// The flows that could end now but have changes besides `followed`. They stay open: by one of these
+    /// changes, a member may run again.
     async fn with_changes(&mut self, followed: &[i64]) -> Sql<BTreeSet<Uuid>> {
         let over = self.flows.iter().filter(|(_, flow)| matches!(flow.counts.turn(), FlowTurn::Ends(_)));
         let over: Vec<Uuid> = over.map(|(id, _)| *id).collect();
@@ -446,7 +451,8 @@ static HAS_CHANGES: Statement = Statement::new(
      limit 1",
 );
 
-/// The first 256 flows with changes after `$1`, the maximum of [`MAX_CHANGED`], and a null.
+/// The first 256 ([`MAX_CHANGED`]) flows after `$1` that have changes. If there are fewer, the last row is
+/// null.
 macro_rules! changed_flows {
     () => {
         "
@@ -488,8 +494,8 @@ macro_rules! locked_columns {
     };
 }
 
-/// Flows that others have locked are skipped: the process that has locked one looks again after its commit. Only SQL that
-/// adds a task does not, and leaves that to upkeep.
+/// Skips locked flows: the process that has locked one looks again after its commit. The exception is SQL
+/// that adds a task; upkeep follows that flow.
 static LOCK_CHANGED: Statement = Statement::new(concat!(
     changed_flows!(),
     "
@@ -515,8 +521,8 @@ static LOCK: Statement = Statement::new(concat!(
        for no key update skip locked"
 ));
 
-/// Locks flows with changes behind `after`. It goes on behind those that others have locked, however many they are. Also
-/// returns behind which flow it found them.
+/// Locks flows with changes after `after`. If all flows of a page are locked, continues with the next page.
+/// Also returns the flow after which it found them.
 async fn lock_changed(
     rows: &mut dyn Rows,
     mut after: Option<Uuid>,
@@ -529,7 +535,8 @@ async fn lock_changed(
         }
         let page = changed(rows, after).await?;
         if !page.is_empty() {
-            // Others may have freed a flow since, or ended flows, so that this page reaches further.
+            // Since the first look, a flow may have been unlocked, and the page may have moved on to later
+            // flows.
             let locked = lock(rows, &page, max_flows).await?;
             if !locked.is_empty() {
                 return Ok((locked, after));
@@ -558,7 +565,7 @@ fn locked_flow(mut row: Row) -> Sql<(Uuid, LockedFlow)> {
     Ok((row.take("id")?, LockedFlow { counts, is_owned: row.take("owned")? }))
 }
 
-/// Changes of flows that do not exist: nothing follows them.
+/// Deletes changes of flows that do not exist: nothing would follow them.
 static FORGET_CHANGES: Statement = Statement::new(
     "
     delete from longshore.flow_changes
@@ -566,7 +573,7 @@ static FORGET_CHANGES: Statement = Statement::new(
        and not exists (select 1 from longshore.flows f where f.id = flow_changes.flow)",
 );
 
-/// The changes `$2` are followed now, and will be deleted.
+/// The flows that have changes besides `$2`, which are followed now and will be deleted.
 static WITH_CHANGES: Statement = Statement::new(
     "
     select i.flow
@@ -586,8 +593,8 @@ struct HeldChild {
     links: Held,
 }
 
-/// The held ones of these jobs. Each row is found by its key: without a join and an order, there is no other plan for
-/// Postgres, even while the planner takes the tables for empty.
+/// The held jobs among these. Without a join and an `order by`, Postgres has no other plan than to find each
+/// row by its key, even if its planner believes that the tables are empty.
 static HELD_CHILDREN: Statement = Statement::new(
     "
     select r.id, r.flow,
@@ -609,7 +616,7 @@ async fn held_children(rows: &mut dyn Rows, ids: &[Uuid]) -> Sql<Vec<HeldChild>>
     Ok(held)
 }
 
-/// For each of these jobs, one parent whose end it needed otherwise.
+/// For each of these jobs, one parent whose end does not meet the condition of the link.
 static BLOCKERS: Statement = Statement::new(
     "
     select b.child,
@@ -635,7 +642,7 @@ async fn skip_reasons(rows: &mut dyn Rows, ids: &[Uuid]) -> Sql<Vec<(Uuid, Strin
     rows.rows(&BLOCKERS, args![ids]).await?.into_iter().map(read).collect()
 }
 
-/// The skipped ones of these jobs.
+/// The skipped jobs among these.
 static SKIPPED: Statement = Statement::new(
     "
     select id

@@ -1,5 +1,5 @@
-//! The caller's own transaction: the one place where a connection of a driver enters, so that somebody has to know
-//! which engine the store is.
+//! The caller's own transaction: the only place where a driver's connection enters the store. Code with such
+//! a connection has to know which engine the store is.
 
 use super::{NewFlow, PutFlow, Store};
 use crate::error::Result;

@@ -2,8 +2,8 @@
 //! once, for both engines: the statement that finds it, the sentence that names it, and the
 //! remedy. The statements run in one snapshot, in the words of the engine's [`Dialect`].
 //!
-//! The check changes nothing, and neither does the library: an operator decides, and runs the
-//! remedy. Also the result of the check whether commits are durable.
+//! The check changes nothing, and neither does the library: an operator decides, and runs the remedy. Also
+//! reports whether commits are durable.
 
 mod flows;
 mod jobs;
@@ -39,8 +39,8 @@ pub struct Problem {
     pub problem: String,
     /// What to do about it, and what that costs.
     pub remedy: String,
-    /// The statements of the remedy, for psql or sqlite3. Workers may go on: what they have changed
-    /// meanwhile stays. Empty if the remedy is a command.
+    /// The statements of the remedy, for psql or sqlite3. Workers may keep running: the statements leave
+    /// alone what they have changed meanwhile. Empty if the remedy is a command.
     pub sql: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! The layer between procedures and engines: statements that both engines run, written once, and the values that go in
-//! and out.
+//! The layer between procedures and engines: statements that both engines run, written once, with their
+//! arguments and rows.
 //!
 //! A statement is written for Postgres. For SQLite, [`for_sqlite`] replaces the few words that differ, so a statement
 //! uses nothing else that only Postgres has: no lateral joins, no changes in `with`, no arrays except in `= any(…)` and
@@ -59,19 +59,21 @@ pub(crate) trait Db: Send {
     /// Returns how many rows the statement changed.
     async fn execute(&mut self, sql: &'static Statement, args: &[Arg<'_>]) -> Sql<u64>;
 
-    /// Lets one transaction at a time go on after this line, until it ends.
+    /// Waits until no other transaction holds the lock with this name, and holds it until this transaction
+    /// ends.
     async fn lock(&mut self, name: &'static str) -> Sql<()>;
 
-    /// As [`lock`](Db::lock), for each of these names. They are sorted first, so that two transactions never wait for
-    /// each other.
+    /// As [`lock`](Db::lock), for each of these names, in sorted order, so that two transactions never wait
+    /// for each other.
     async fn lock_each(&mut self, of: &'static str, names: &[String]) -> Sql<()>;
 
-    /// How long a statement may wait for locks, in the words of `lock_timeout`. A procedure whose statements are stored
-    /// one by one passes it to those that [wait for clients](How::waiting_for_clients).
+    /// How long a statement may wait for locks, as a value of the setting `lock_timeout`. A procedure whose
+    /// statements are separate transactions passes it to those that
+    /// [wait for clients](How::waiting_for_clients).
     fn lock_timeout(&self) -> String;
 
-    /// Stores nothing of this procedure, whatever it returns. Only for procedures that are stored together and have
-    /// met a locked row, so never on SQLite.
+    /// Rolls the procedure back, even if it returns a result. Only for procedures in one transaction that
+    /// found a locked row, so never on SQLite.
     fn undo(&mut self) -> Sql<()>;
 
     /// Returns the first row.
@@ -92,7 +94,7 @@ impl<R: Db + Moves + Pages> Rows for R {}
 /// Runs procedures: owns transactions, connections, deadlines and retries.
 #[async_trait]
 pub(crate) trait Engine: Send + Sync {
-    /// How many flows one step may lock. Other processes go on with the flows that are not locked.
+    /// How many flows one step may lock. Other processes can follow the rest at the same time.
     const FLOWS_PER_STEP: u32;
 
     /// Whether the database refused this change and may accept others: a constraint, a trigger or a lock is the
@@ -118,16 +120,17 @@ pub(crate) struct How {
     pub(super) locks: Locks,
 }
 
-/// What the caller expects, which decides the connection and the deadline. SQLite only tells reads from writes.
+/// How long a procedure may take, which decides its connection and its deadline. SQLite only distinguishes
+/// reads from writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     /// It reads few rows.
     QuickRead,
-    /// It reads much for a page that somebody waits for.
+    /// It reads many rows for a page that somebody waits for.
     View,
     /// It is quick on a healthy database.
     Quick,
-    /// As `Quick`, and it ends with its caller: it is harmless if it completes unnoticed.
+    /// As `Quick`, and it stops if its caller goes away. It must be harmless if it completes unnoticed.
     WhileAwaited,
     /// As `WhileAwaited`, and it only reads.
     ReadWhileAwaited,
@@ -153,17 +156,18 @@ impl Expected {
     }
 }
 
-/// Whether the statements of a procedure are stored together or not at all. On SQLite, they always are.
+/// Whether all statements of a procedure run in one transaction. On SQLite, they always do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Atomicity {
-    /// Each statement is stored by itself.
+    /// Each statement is a transaction.
     Single,
     Together,
-    /// As `Together`. The statements only read, may take long, and all see the same rows.
+    /// As `Together`. The statements only read, see one snapshot, and may take long.
     LongSnapshot,
     /// As `Together`. The statements find each of their rows through an index, whatever the planner expects.
     TogetherIndexed,
-    /// It only reads, and all statements see the rows of one moment. They find each of their rows through an index.
+    /// As `Together`. The statements only read, see one snapshot, and find each of their rows through an
+    /// index.
     OneMoment,
 }
 
@@ -174,12 +178,12 @@ pub(super) enum Locks {
     Wait,
     /// The procedure fails as locked after this time.
     WaitUpTo(Duration),
-    /// The procedure waits for a moment, and fails as locked or, unless it is to [skip](KeyWait::Skip) what is locked,
-    /// runs again on the connections for long waits.
+    /// The procedure waits for a moment. If that is not enough, it runs again on the connections for long
+    /// waits or, with [`KeyWait::Skip`], fails as locked.
     WaitForClients(KeyWait),
 
-    /// As `WaitUpTo` a few milliseconds. If it fails, the procedure waits again, for two seconds, on one of the few
-    /// connections for long waits.
+    /// As `WaitUpTo` with a few milliseconds. If that is not enough, the procedure runs again on one of the
+    /// few connections for long waits, and waits there for up to two seconds.
     WaitAside,
 }
 
@@ -202,12 +206,12 @@ impl How {
     pub(crate) const fn together(self) -> Self {
         match self.atomicity {
             Atomicity::Single => How { atomicity: Atomicity::Together, ..self },
-            // It is together already, and more.
+            // The other values include that.
             _ => self,
         }
     }
 
-    /// Reads everything as it is at one moment.
+    /// Reads everything from one snapshot.
     pub(crate) const fn of_one_moment(self) -> Self {
         How { atomicity: Atomicity::OneMoment, ..self }
     }
@@ -273,7 +277,7 @@ pub(crate) enum Arg<'a> {
     Bytes(Option<&'a [u8]>),
     Id(Option<Uuid>),
     Time(Option<DateTime<Utc>>),
-    /// To be added to a time.
+    /// A duration to add to a time.
     Span(Duration),
     Texts(Option<&'a [String]>),
     /// With nulls, for `unnest`.
@@ -330,7 +334,7 @@ arg_from! {
     &'a [[u8; 32]] => |v| Arg::Hashes(v),
 }
 
-/// The typed ids, one by one, if there is one, and in lists.
+/// Converts a type of ids: one id, an optional id, and a list.
 macro_rules! arg_from_ids {
     ($($id:ident),+) => {
         $(
@@ -397,7 +401,7 @@ pub(crate) enum Value {
     Ids(Vec<Uuid>),
 }
 
-/// A type that a column is read as.
+/// A type that a column can be read as.
 pub(crate) trait Column: Sized {
     /// `None` for a value of another type.
     fn of(value: Value) -> Option<Self>;
@@ -476,7 +480,7 @@ pub(crate) fn column<T: Column>(rows: Vec<Row>, name: &str) -> Sql<Vec<T>> {
     rows.into_iter().map(|mut row| row.take(name)).collect()
 }
 
-/// A statement in the words of SQLite. The time is the argument after the others.
+/// Translates a statement for SQLite. The engine's time becomes one more argument, after the others.
 #[cfg(feature = "sqlite")]
 pub(super) fn for_sqlite(text: &str) -> String {
     let time = format!("?{}", highest_argument(text) + 1);
@@ -509,7 +513,7 @@ fn with_subqueries(text: &str) -> String {
     text
 }
 
-/// Where the parenthesis that is open at the beginning of the text closes.
+/// The position of the `)` that closes a parenthesis opened before the text.
 #[cfg(feature = "sqlite")]
 fn end_of_parenthesis(text: &str) -> usize {
     let mut open = 1;

@@ -1,5 +1,5 @@
-//! Error groups: failures with the same fingerprint. What belongs to one group is decided in
-//! [`fingerprint`](crate::rules::fingerprint).
+//! Error groups: failures with the same fingerprint. [`fingerprint`](crate::rules::fingerprint) decides which
+//! failures belong together.
 //!
 //! A settle adds a row to `error_notes`, without a lock: while a dependency is down, all settles would wait for the row
 //! of the same group. Upkeep folds the notes into `error_groups`. Readers add both.

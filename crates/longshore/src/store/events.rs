@@ -72,8 +72,8 @@ pub trait Events {
     /// Returns those of the named events that exist, the earliest first.
     async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>>;
 
-    /// Makes up to `limit` jobs due that wait for new events, those after the event `after` in the order in which they were
-    /// emitted. Jobs that others have locked are skipped; their events are delivered to them later.
+    /// Makes up to `limit` jobs due that wait for new events, those after the event `after` in the order in
+    /// which they were emitted. Skips locked jobs; their events are delivered to them later.
     async fn deliver(&self, after: Option<&EventPlace>, limit: u32) -> Result<Delivered>;
 
     /// Removes up to `limit` events whose time has passed. Returns how many.

@@ -1,5 +1,5 @@
-//! Flows as they are stored: graphs of jobs, their members and links. Storing and reading them. `advance.rs` follows the
-//! ends of their members, `operate_flows.rs` has the commands on whole flows.
+//! Flows: graphs of jobs, with their members and links. Stores and reads them. `advance.rs` follows the ends
+//! of their members, and `operate_flows.rs` has the commands on whole flows.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -94,7 +94,7 @@ pub enum PutFlow {
     Created,
     /// This flow has the same idempotency key. Nothing changed.
     Existing(FlowId),
-    /// Nothing changed: a job has this id. The flow with its id is that of its children.
+    /// Nothing changed: a job has this id, which is reserved for the flow of its children.
     IdOfJob,
 }
 
@@ -107,7 +107,7 @@ pub enum Added {
     Sealed,
     /// Nothing changed: the flow was cancelled.
     Cancelled,
-    /// Nothing changed: the flow would have more members than it can.
+    /// Nothing changed: the flow would have more members than are allowed.
     Full,
     /// There is no such flow.
     NotFound,
@@ -137,13 +137,13 @@ pub enum Spawned {
     LeaseLost,
     /// Nothing changed: the job's flow was cancelled.
     Cancelled,
-    /// Nothing changed: the job would have more children than it can.
+    /// Nothing changed: the job would have more children than are allowed.
     Full,
     /// Nothing changed: another flow has the id of the job.
     IdOfFlow,
 }
 
-/// How a flow stands.
+/// The status of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FlowStatus {
@@ -181,7 +181,7 @@ pub struct FlowRecord {
     pub id: FlowId,
     /// Its name.
     pub name: String,
-    /// How it stands.
+    /// Its status.
     pub status: FlowStatus,
     /// How many members it has.
     pub members: u64,
@@ -223,7 +223,7 @@ impl FlowRecord {
 pub struct FlowFilter {
     /// Only those with this name.
     pub name: Option<String>,
-    /// Only those that have not ended (`true`) or have (`false`).
+    /// `true`: only open flows; `false`: only flows that have ended.
     pub open: Option<bool>,
     /// Only those before this id.
     pub before: Option<FlowId>,
@@ -267,9 +267,9 @@ pub struct LinkRecord {
     pub id: JobId,
     /// Its name in the flow, if it has one.
     pub task: Option<String>,
-    /// What has to become of it.
+    /// How it has to end.
     pub condition: Condition,
-    /// Whether that has happened; `None` if the other member has not ended.
+    /// Whether it ended like that; `None` if it has not ended.
     pub met: Option<bool>,
 }
 
@@ -296,11 +296,11 @@ pub struct Advanced {
     pub queues: Vec<String>,
     /// Whether a flow of children ended, so that an event waits for delivery.
     pub emitted: bool,
-    /// How the flows ended that did.
+    /// The statuses of the flows that ended.
     pub ended: Vec<FlowStatus>,
     /// Whether to look again: there may be more changes.
     pub more: bool,
-    /// Where to go on then: no change of an earlier flow can be followed now.
+    /// Where the next step starts: changes of flows up to this one cannot be followed now.
     pub after: Option<FlowId>,
 }
 
@@ -328,7 +328,7 @@ pub struct CancelledMembers {
     pub requested: u64,
     /// The workers that hold them.
     pub workers: Vec<WorkerId>,
-    /// How many members were skipped, because others have locked them.
+    /// How many members were skipped, because another transaction has locked them.
     pub skipped: u64,
     /// Where the next step starts; `None` at the end.
     pub next: Option<JobId>,
@@ -363,9 +363,9 @@ pub struct Pending {
 /// Storing flows, and reading them.
 #[async_trait]
 pub trait Flows {
-    /// Stores a flow with its members, links and callbacks, all or nothing. A flow whose id
-    /// exists is not stored again, because an earlier reply may have been lost; one whose idempotency
-    /// key exists returns the flow that has it.
+    /// Stores a flow with its members, links and callbacks, all or nothing. If the id exists, nothing is
+    /// stored again: an earlier reply may have been lost. If the idempotency key exists, the result is the
+    /// flow that has it.
     async fn put_flow(&self, flow: &NewFlow) -> Result<PutFlow>;
 
     /// Adds members without links to a flow that is not sealed. Members that were stored by an earlier
@@ -623,7 +623,7 @@ static SEAL: Statement = Statement::new(
        and not sealed",
 );
 
-/// Lets `advance` look at the flow: it may have ended.
+/// Makes `advance` check the flow: it may have ended.
 pub(super) static LOOK_AT: Statement = Statement::new(
     "
     insert into longshore.flow_changes (flow)
@@ -680,7 +680,7 @@ static REOPEN_CHILDREN: Statement = Statement::new(
      where id = $1",
 );
 
-/// The flow of children with this event is open again, and so are the waits for its end.
+/// Deletes the events that announced the ends of flows of children: these flows are open again.
 pub(super) static FORGET_END: Statement = Statement::new(
     "
     delete from longshore.events

@@ -50,7 +50,8 @@ impl GroupRecord {
     /// How many waiting jobs are counted at most.
     pub(crate) const MAX_WAITING: u64 = 1000;
 
-    /// The count, if more than this many rows were not read.
+    /// The count of waiting jobs, and whether there are more, from the rows found: at most one more than are
+    /// counted.
     pub(crate) fn waiting(found: u64) -> (u64, bool) {
         (found.min(GroupRecord::MAX_WAITING), found > GroupRecord::MAX_WAITING)
     }

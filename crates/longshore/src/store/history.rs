@@ -78,17 +78,17 @@ impl HistoryFilter {
     }
 }
 
-/// What a history tells apart. Names that it does not tell apart are empty, and their values are added up. With
-/// thousands of queues, this is what keeps charts fast.
+/// How much detail a history has. A name that it leaves out is empty, and the values are added up. With
+/// thousands of queues, this keeps charts fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// Nothing: one history of everything.
+    /// One history of everything.
     Total,
-    /// Queues.
+    /// One history per queue.
     Queues,
-    /// Kinds.
+    /// One history per kind.
     Kinds,
-    /// Queues and kinds.
+    /// One history per queue and kind.
     QueuesAndKinds,
 }
 
@@ -151,8 +151,8 @@ pub trait History {
     /// it did.
     async fn put_samples(&self, samples: &[NewMeasure]) -> Result<bool>;
 
-    /// Returns what was measured, oldest first. If queues are not told apart, their depths are added up, and the oldest
-    /// due job of all of them counts.
+    /// Returns what was measured, oldest first. If the detail leaves out queues, their depths are added up,
+    /// and the age is that of the oldest due job of all queues.
     async fn measured(&self, filter: &HistoryFilter) -> Result<Vec<Measured>>;
 
     /// Folds up to `step` measures into hours, and removes old ones. Returns how many it folded or removed.
@@ -289,7 +289,7 @@ fn read_measure(mut row: Row) -> Sql<Stored> {
     Ok((minute, measure))
 }
 
-/// From when on there are minutes, and from when on there are hours.
+/// How far back the minutes reach, and how far back the hours reach.
 fn bounds(now: DateTime<Utc>) -> (DateTime<Utc>, DateTime<Utc>) {
     let before = |hours| start_of(60 * 60, now - TimeDelta::hours(hours));
     (before(MINUTES_KEPT_HOURS), before(24 * KEPT_DAYS))
@@ -305,7 +305,7 @@ static REMOVE: Statement = Statement::new(
               limit $2)",
 );
 
-/// Whole hours are left.
+/// Does not take the rows that are whole hours already.
 static TAKE_MINUTES: Statement = Statement::new(
     "
     delete from longshore.measures
@@ -333,7 +333,7 @@ async fn fold_measures(rows: &mut dyn Rows, step: u32) -> Sql<u64> {
     Ok(removed + folded)
 }
 
-/// Folds minutes into hours, as the database adds a value to a stored one.
+/// Folds minutes into hours, in the same way as [`PUT`] adds a value to a stored one.
 fn by_hour(minutes: Vec<Stored>) -> Vec<Stored> {
     let mut hours = BTreeMap::<_, i64>::new();
     for (minute, NewMeasure { what, queue, kind, bucket, value }) in minutes {

@@ -1,5 +1,6 @@
-//! Reading jobs: one job with its history, filters, where a list finds its jobs, and pages. [`record`] has the columns of
-//! a job. The engines walk the tables and read the jobs of a page, each with its own statements.
+//! Reading jobs: one job with its history, and lists: their filters, where they look for jobs, and their
+//! pages. [`record`] has the columns of a job. The engines walk the tables and read the jobs of a page, each
+//! with its own statements.
 
 use std::time::{Duration, Instant};
 
@@ -229,15 +230,18 @@ pub struct ListFilter {
     pub group: Option<String>,
     /// Jobs with this tag.
     pub tag: Option<String>,
-    /// Jobs whose last error contains this text, whatever the case of the letters A to Z. Only jobs that
-    /// failed, were cancelled or are tried again have one that counts.
+    /// Jobs whose last error contains this text, whatever the case of the letters A to Z. Jobs that succeeded
+    /// do not match, nor do jobs that wait for their first attempt; running jobs and jobs that wait for a
+    /// retry do.
     pub error: Option<String>,
-    /// Jobs whose last failure belongs to this group: dead letters, and jobs that are tried again.
+    /// Jobs whose last failure belongs to this group: dead letters, running jobs, and jobs that wait for a
+    /// retry.
     pub failure: Option<Fingerprint>,
-    /// The job with this idempotency key, its own or that of a request merged into it. With a queue, also the one with
-    /// this key in the namespace of the queue.
+    /// The job with this idempotency key. The key may be that of a request that was merged into the job. If
+    /// `queue` is set, also the job that has this key in the queue's namespace (see `rules/keys.rs`).
     pub idempotency_key: Option<String>,
-    /// The live job with this unique key. With a queue, also the one with this key in the namespace of the queue.
+    /// The live job with this unique key. If `queue` is set, also the job that has this key in the queue's
+    /// namespace.
     pub unique_key: Option<String>,
     /// Jobs created before this instant. The time is taken from the job's id and has
     /// millisecond precision.
@@ -691,8 +695,8 @@ pub(crate) fn merge(filter: &ListFilter, searches: impl IntoIterator<Item = Sear
 pub struct Page {
     /// The jobs, newest first.
     pub jobs: Vec<JobRecord>,
-    /// The `cursor` of the next page; `None` on the last page. Its time of creation is how far back this page
-    /// has looked.
+    /// The `cursor` of the next page; `None` on the last page. This page has searched back to the creation
+    /// time in its id.
     pub next: Option<JobId>,
     /// The `offset` of the next page: the matches that are still to be skipped, because the
     /// search ended before.

@@ -89,6 +89,20 @@ impl NewKind {
     }
 }
 
+/// Refuses kinds of single queues of which there are too many, whatever is stored already.
+pub(crate) fn check_queue_kinds(kinds: &[NewKind], queues: &[String]) -> Result<()> {
+    let bytes = |(name, (schema, defaults)): (&str, (Option<&str>, Option<&str>))| {
+        name.len() + schema.map_or(0, str::len) + defaults.map_or(0, str::len)
+    };
+    let merged = by_name(kinds);
+    let per_queue = |number: usize| i64::try_from(number.saturating_mul(queues.len())).unwrap_or(i64::MAX);
+    let used = KindUse {
+        kinds: per_queue(merged.len()),
+        bytes: per_queue(merged.into_iter().map(bytes).fold(0, usize::saturating_add)),
+    };
+    QUEUE_KINDS.check(used, used)
+}
+
 /// The jobs that stored kinds apply to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KindQueues {
@@ -148,7 +162,7 @@ pub struct KindRecord {
     pub queue: Option<String>,
     /// Whether it has a schema.
     pub has_schema: bool,
-    /// The JSON schema of its payload, if it was asked for.
+    /// The JSON schema of its payload, if the filter includes schemas.
     pub schema: Option<Box<RawValue>>,
     /// Default options for its jobs.
     pub defaults: Option<Box<RawValue>>,
@@ -225,7 +239,7 @@ static PUT_KINDS: Statement = Statement::new(
 async fn put_kinds(rows: &mut dyn Rows, kinds: &[NewKind]) -> Sql<()> {
     let merged = by_name(kinds);
     let names: Vec<String> = merged.keys().map(ToString::to_string).collect();
-    // No kind for one queue is stored until this is.
+    // Until this is committed, no process can store a kind for one queue.
     rows.lock("queue_kinds").await?;
     rows.execute(&REMOVE_QUEUE_KINDS, args![&names]).await?;
     for part in parts(&merged) {

@@ -1,5 +1,5 @@
-//! The lease: the right to run one attempt of one job. What a worker stores and reads under it while the job runs. How
-//! leases begin is in `claim`, and how they end in `settle`.
+//! The lease: the right to run one attempt of one job. Has what a worker stores and reads under it while the
+//! job runs. `claim` has how leases begin, and `settle` how they end.
 
 use std::collections::{BTreeMap, HashSet};
 

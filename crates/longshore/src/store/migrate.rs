@@ -1,7 +1,8 @@
 //! Schema versions: which scripts tables still need, and which tables a build refuses. The engines run the scripts.
 //!
-//! Each version has one script. Until the first release there is one version, whose script is edited in place. So the
-//! database also stores the revision of the scripts, and a build refuses tables of another one.
+//! Each version has one script. Until the first release there is one version, whose script is edited in
+//! place. So the database also stores the revision of the scripts, and a build refuses tables that another
+//! revision made.
 
 use std::sync::Arc;
 

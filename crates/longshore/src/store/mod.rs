@@ -69,9 +69,9 @@ pub use groups::{FoundGroup, GroupChange, GroupRecord, GroupSearch, Groups, Plac
 pub(crate) use history::bucket_of;
 pub use history::{Detail, History, HistoryFilter, Measured, NewMeasure, What};
 pub use inspect::{Glance, ListFilter, Lists, Page, Payloads};
-#[cfg(feature = "api")]
-pub(crate) use kinds::TOO_MANY_KINDS;
 pub use kinds::{KindFilter, KindQueues, KindRecord, Kinds, NewKind, Schemas};
+#[cfg(feature = "api")]
+pub(crate) use kinds::{TOO_MANY_KINDS, check_queue_kinds};
 pub use lease::{Fenced, Lease, Leases};
 pub(crate) use migrate::{Applied, Scripts, older_workers_live};
 pub use migrate::{Migrated, Migrating, Migration, SCHEMA_VERSION};

@@ -1,6 +1,6 @@
-//! Moves of jobs between tables, for which each engine has its own statements: sets on Postgres, rows on SQLite. The
-//! procedures that use them are written once. Also the few other parts of procedures that are one statement on Postgres
-//! and several on SQLite.
+//! What each engine does in its own way for the procedures that are written once: moves of jobs between
+//! tables (sets of rows on Postgres, one row at a time on SQLite), and the few other parts that are one
+//! statement on Postgres and several on SQLite.
 
 use async_trait::async_trait;
 use uuid::Uuid;
@@ -21,24 +21,25 @@ pub(crate) trait Moves: Send {
     /// Stores jobs, as [`enqueue`](super::Enqueue::enqueue) does.
     async fn insert_jobs(&mut self, jobs: &[ValidJob]) -> Sql<EnqueuedBatch>;
 
-    /// Makes the jobs due that wait for these events, and marks up to `limit` waits as woken. A wait whose job has moved on
-    /// wakes nothing. Waits that another transaction has locked, or whose jobs are locked, stay as they are.
+    /// Makes the jobs due that wait for these events, and marks up to `limit` waits as woken. If the job of a
+    /// wait no longer waits, only the wait is marked. Skips waits and jobs that another transaction has
+    /// locked.
     async fn wake(&mut self, events: &[String], limit: u32) -> Sql<Woken>;
 
-    /// Cancels a job that waits as `seen`. Returns false if it does not.
+    /// Cancels a waiting job. Changes nothing and returns false if its state is no longer `seen`.
     async fn cancel_waiting(&mut self, id: JobId, seen: &Waiting, attempts: u16) -> Sql<bool>;
 
-    /// Makes a job due that waits as `seen`. Returns false if it does not.
+    /// Makes a waiting job due. Changes nothing and returns false if its state is no longer `seen`.
     async fn run_now(&mut self, id: JobId, seen: &Waiting) -> Sql<bool>;
 
-    /// Edits a job that waits as `seen`. Returns false if it does not.
+    /// Edits a waiting job. Changes nothing and returns false if its state is no longer `seen`.
     async fn rewrite(&mut self, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<bool>;
 
-    /// Returns a job to the queue that finished as `seen`, with a fresh budget. It owns its unique key. Returns false if
-    /// it is not finished like that.
+    /// Returns a finished job to the queue, with a fresh budget. The caller has given it its unique key.
+    /// Changes nothing and returns false if its state is no longer `seen`.
     async fn reopen_finished(&mut self, id: JobId, seen: &Finished) -> Sql<bool>;
 
-    /// Removes a job that finished as `seen`. Returns false if it is not finished like that.
+    /// Removes a finished job. Changes nothing and returns false if its state is no longer `seen`.
     async fn remove_finished(&mut self, id: JobId, seen: &Finished) -> Sql<bool>;
 
     /// Journals steps, as [`save_steps`](super::Steps::save_steps) does.
@@ -69,9 +70,9 @@ pub(crate) trait Moves: Send {
 
     async fn insert_links(&mut self, links: &[NewLink]) -> Sql<()>;
 
-    /// Returns changes of these flows in the order in which they were stored. If no member of them was reopened: the
-    /// first `limit`. Otherwise all that are needed to choose from: of flows with members that were reopened, those up
-    /// to the `limit`-th return, which may be behind many ends, and of the others the first `limit`.
+    /// Returns changes of these flows, oldest first. Of flows without a reopened member: the first `limit`.
+    /// Of flows with one: all changes up to the `limit`-th reopening, because
+    /// [`pick`](crate::rules::flow::pick) follows reopenings before ends.
     async fn changes(&mut self, flows: &[Uuid], limit: u32) -> Sql<Vec<StoredChange>>;
 
     /// Closes up to `limit` open links of parents that have ended. Returns the links: parent and child.
@@ -80,18 +81,18 @@ pub(crate) trait Moves: Send {
     /// Opens up to `limit` closed links of parents that were reopened. Returns the links: parent and child.
     async fn open_links(&mut self, parents: &[Uuid], limit: usize) -> Sql<Vec<(Uuid, Uuid)>>;
 
-    /// Lets held jobs start, except those that others have locked.
+    /// Lets held jobs start. Skips locked jobs.
     async fn make_due(&mut self, jobs: &[Uuid]) -> Sql<MadeDue>;
 
-    /// Ends waiting jobs as cancelled, whatever they wait for, except those that others have locked. They do not count
-    /// as failures. Returns those that were ended.
+    /// Ends waiting jobs as cancelled, whatever they wait for. They do not count as failures. Skips locked
+    /// jobs. Returns the jobs that it ended.
     async fn end_waiting(&mut self, jobs: &[Uuid], reasons: &[String]) -> Sql<Vec<Uuid>>;
 
-    /// Moves finished jobs back to `ready`, opens the links between them, and notes the members of flows. The caller
-    /// counts them. `advance` opens the links from them to others later, and lets what was skipped because of them wait
-    /// again.
+    /// Moves finished jobs back to `ready`, opens the links between them, and adds a row to `flow_changes`
+    /// for each member of a flow. The caller updates the counts of the flow. Later, `advance` opens the links
+    /// from these jobs to others, and makes jobs wait again that were skipped because of them.
     async fn reopen(&mut self, jobs: &[Reopened]) -> Sql<ReopenedMembers>;
 
-    /// Stores the numbers of flows, and deletes the changes that they contain now.
+    /// Stores the counts of flows, and deletes the changes that are now included in them.
     async fn store_counts(&mut self, flows: &LockedFlows, followed: &[i64]) -> Sql<()>;
 }

@@ -1,5 +1,5 @@
-//! Notifications: what is sent to workers, and the subscriptions to it. The engines own how
-//! notifications reach other processes, and the module `wake` owns when they are sent.
+//! Notifications to workers, and the subscriptions to them. The engines own how notifications reach other
+//! processes, and `client/wake.rs` owns when they are sent.
 //!
 //! Due jobs and cancels have separate channels to the subscribers of this process, so that
 //! an enqueue does not wake a worker that waits for a cancel.
@@ -92,13 +92,13 @@ impl CancelNotices {
     }
 }
 
-/// A subscription to events that were emitted in SQL. Whoever emits with the library delivers the
-/// event itself. A lost notification does no harm: workers look for new events every second.
+/// A subscription to events that were emitted in SQL. A client that emits an event delivers it itself. A lost
+/// notification does no harm: workers look for new events every second.
 #[derive(Debug)]
 pub struct EventNotices(Option<broadcast::Receiver<()>>);
 
 impl EventNotices {
-    /// For an engine in which nobody else emits.
+    /// For an engine in which events cannot be emitted in SQL.
     #[cfg(feature = "sqlite")]
     pub(crate) const NEVER: EventNotices = EventNotices(None);
 

@@ -1,5 +1,5 @@
-//! Commands on whole flows: cancel, retry, and the removal of flows that ended long ago; and which finished members are
-//! reopened. Each step holds the lock of the flow's row. [`flow`] decides.
+//! Commands on whole flows: cancel, retry, and the removal of flows that ended long ago. Each step of a
+//! command holds the lock of the flow's row. [`flow`] decides which finished members a retry reopens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,9 +23,9 @@ pub trait FlowCommands {
     /// exist.
     async fn flag_cancelled(&self, flow: FlowId) -> Result<bool>;
 
-    /// Cancels the waiting ones of up to `limit` members of a flow after `after`, and requests that the
-    /// running ones stop. Members that others have locked are skipped. The last step ends the cancel, unless it or the steps
-    /// before it (`skipped`) have skipped members: then upkeep repeats the cancel.
+    /// Visits up to `limit` members of a flow after `after`: cancels those that wait, and requests that those
+    /// that run stop. Skips locked members. The last step ends the cancel, unless it or an earlier step
+    /// (`skipped`) skipped a member: then upkeep repeats the cancel.
     async fn cancel_members(
         &self,
         flow: FlowId,
@@ -34,12 +34,12 @@ pub trait FlowCommands {
         limit: u32,
     ) -> Result<CancelledMembers>;
 
-    /// Returns up to `limit` flows whose deadline has passed, and as many whose cancel was cut off. Flows that others
-    /// have locked are left out.
+    /// Returns up to `limit` flows whose deadline has passed, and as many whose cancel was cut off. Leaves
+    /// out locked flows.
     async fn flows_to_cancel(&self, limit: u32) -> Result<Vec<FlowId>>;
 
-    /// Reopens those of up to `limit` members of a flow after `after` that ended without success before
-    /// `before`, as [`flow::reopen`](crate::rules::flow::reopen) decides.
+    /// Visits up to `limit` members of a flow after `after`, and reopens those that ended without success
+    /// before `before`, as [`flow::reopen`](crate::rules::flow::reopen) decides.
     async fn retry_members(
         &self,
         flow: FlowId,
@@ -97,7 +97,7 @@ impl<E: Engine> FlowCommands for E {
     }
 }
 
-/// If the walk of a cancel makes no further step for this long, others resume it.
+/// A cancel that makes no step for this long was cut off, and another process resumes it.
 pub(super) const WALK_CUT_OFF: Duration = Duration::from_secs(10);
 
 /// Flags a flow that has not ended. Nothing can be added to it any more, so that it ends.
@@ -163,14 +163,15 @@ static REQUEST_STOP: Statement = Statement::new(
     returning worker",
 );
 
-/// How many of these jobs neither have ended nor are requested to stop.
+/// How many of these jobs have not ended and were not requested to stop.
 static NOT_CANCELLED: Statement = Statement::new(
     "
     select (select count(*) from longshore.ready where id = any($1::uuid[]))
          + (select count(*) from longshore.running where id = any($1::uuid[]) and not cancel_requested) as jobs",
 );
 
-/// The walk goes on. Others resume it if it makes no further step for [`WALK_CUT_OFF`].
+/// Records a step of the cancel. Another process resumes it if there is no further step within
+/// [`WALK_CUT_OFF`].
 static CONTINUE_WALK: Statement = Statement::new(
     "
     update longshore.flows
@@ -186,8 +187,8 @@ static END_WALK: Statement = Statement::new(
      where id = $1",
 );
 
-/// How often a page of members is read again, if one of them moved between the tables or is locked. Most hold such a
-/// lock for milliseconds. On SQLite neither happens.
+/// How often a page of members is read again, if one of them moved between the tables or is locked. Most
+/// transactions hold such a lock for milliseconds. On SQLite neither happens.
 const MAX_ROUNDS: usize = 5;
 const ROUND_PAUSE: Duration = Duration::from_millis(3);
 
@@ -226,8 +227,8 @@ async fn cancel_members(
     Ok(done)
 }
 
-/// A cancel that was cut off is taken for as long as a step of it would be: those that cannot continue, because a member
-/// is locked, must not come first each time.
+/// Takes cancels that were cut off, each for as long as one of its steps would. A cancel that cannot
+/// continue, because a member is locked, must not come first again.
 static TAKE_CUT_OFF: Statement = Statement::new(
     "
     update longshore.flows
@@ -269,8 +270,9 @@ static LOCK_FOR_RETRY: Statement = Statement::new(
        for no key update",
 );
 
-/// Whether the end of a member that the retry is to reopen has not been followed yet, or the return of any member: its
-/// children would start because of what it was before.
+/// Whether changes have to be followed before the retry: the end of a member that the retry would reopen, or
+/// an earlier reopening of any member. Otherwise children would start because of an end that no longer
+/// counts.
 static HAS_UNFOLLOWED: Statement = Statement::new(
     "
     select exists (
@@ -326,7 +328,7 @@ async fn retry_members(
     let Some(mut locked) = rows.row(&LOCK_FOR_RETRY, args![flow]).await? else {
         return Ok(RetriedMembers::default());
     };
-    // A statement of its own, so that it sees what was committed while this one waited for the lock.
+    // A separate statement, so that it sees what was committed while the first one waited for the lock.
     if one(rows.row(&HAS_UNFOLLOWED, args![flow, before]).await?)?.take("has_unfollowed")? {
         return Ok(RetriedMembers { advance_first: true, ..RetriedMembers::default() });
     }
@@ -339,7 +341,7 @@ async fn retry_members(
         if locked.take("owned")? {
             rows.execute(&FORGET_END, args![&vec![flow_event(flow)]]).await?;
         } else {
-            // The flow has not ended any more, so callbacks that were skipped wait again.
+            // The flow is open again, so callbacks that were skipped wait again.
             rows.execute(&OPEN_LINKS, args![flow]).await?;
             let callbacks: Vec<Uuid> = column(rows.rows(&CALLBACKS, args![flow]).await?, "child")?;
             let skipped = skipped_jobs(rows, &SKIPPED, &callbacks).await?;
@@ -349,7 +351,7 @@ async fn retry_members(
     Ok(RetriedMembers { reopened: members, queues, next, advance_first: false })
 }
 
-/// What was reopened.
+/// The result of reopening members.
 #[derive(Default)]
 pub(crate) struct ReopenedMembers {
     /// How many members of flows.
@@ -364,9 +366,10 @@ async fn reopen(rows: &mut dyn Rows, jobs: &[Reopened]) -> Sql<ReopenedMembers> 
     if jobs.is_empty() { Ok(ReopenedMembers::default()) } else { rows.reopen(jobs).await }
 }
 
-/// The finished ones of a page of members that did not succeed. A member whose end was stored a moment ago is left out:
-/// its end is followed first. The rows are locked, so that nobody removes a member on which others are about to wait.
-/// `is not true`: Postgres must not take the index of all jobs that did not succeed while it takes the table for empty.
+/// The members of a page that finished without success. Leaves out a member whose end was stored a moment
+/// ago: that end is followed first. Locks the rows, so that no member is removed while others are about to
+/// wait for it. `is not true` keeps Postgres from reading the index of all unsuccessful jobs when its planner
+/// believes that the table is empty.
 static CANDIDATES: Statement = Statement::new(
     "
     select f.id
@@ -418,10 +421,10 @@ macro_rules! skipped {
     };
 }
 
-/// The skipped ones of these jobs, with their flows. Locked, so that nobody removes them.
+/// The skipped jobs among these, with their flows. Locks the rows, so that none is removed.
 static SKIPPED: Statement = Statement::new(skipped!());
 
-/// As [`SKIPPED`], except those that others have locked.
+/// As [`SKIPPED`], without locked rows.
 pub(super) static LOCK_SKIPPED: Statement = Statement::new(concat!(skipped!(), " skip locked"));
 
 pub(super) async fn skipped_jobs(
@@ -436,8 +439,8 @@ pub(super) async fn skipped_jobs(
     rows.rows(statement, args![ids]).await?.into_iter().map(read).collect()
 }
 
-/// Lets skipped tasks and callbacks wait again because a parent is now reopened, except tasks of cancelled flows. Returns
-/// the flow of each task, for the caller to count.
+/// Makes skipped tasks and callbacks wait again, because a parent was reopened. Leaves out tasks of cancelled
+/// flows. Returns the flow of each task, for the caller to count.
 pub(super) async fn bring_back(
     rows: &mut dyn Rows,
     skipped: &BTreeMap<Uuid, Option<Uuid>>,
@@ -460,7 +463,8 @@ pub(super) async fn bring_back(
     Ok(flows)
 }
 
-/// The job of children may join them, even if there are none, as long as it is kept.
+/// Keeps a flow of children for as long as their parent job is kept: the job may join them, even if none is
+/// left.
 static REMOVE_FLOWS: Statement = Statement::new(
     "
     delete from longshore.flows
@@ -496,7 +500,7 @@ async fn remove_flows(rows: &mut dyn Rows, policy: &Retention, limit: u32) -> Sq
     for mut row in rows.rows(&REMOVE_FLOWS, args![shortest.min(MAX_DELAY), limit]).await? {
         let id = row.take("id")?;
         removed.push(id);
-        // Links from a flow of children wait for their job.
+        // Links from the id of a flow of children belong to their parent job.
         others.extend((!row.take::<bool>("owned")?).then_some(id));
     }
     if !removed.is_empty() {

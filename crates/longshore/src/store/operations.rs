@@ -1,8 +1,9 @@
-//! Operations: changes of any number of jobs that run in the background, and how far they are. The client
-//! executes them, in `client/operations.rs`.
+//! Operations: background changes of any number of jobs, and their progress. The client executes them, in
+//! `client/operations.rs`.
 //!
-//! A process takes an operation until `taken_until`, and every step takes it for longer. Another process takes
-//! it after that. What the first one then stores changes nothing, because it names who has taken it.
+//! A process takes an operation until `taken_until`, and extends that time with every step. After that time,
+//! another process may take it. The first process can then no longer store anything, because every write
+//! names the process that has taken the operation.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, OperationId, Status};
 use crate::rules::fingerprint::Fingerprint;
 
-/// How long operations are kept that are not running.
+/// How long an operation is kept after it stopped running.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// The maximum length of a text in a filter, in bytes.
@@ -195,7 +196,8 @@ impl JobFilter {
         *self == JobFilter::default()
     }
 
-    /// Whether nothing but the status, the kind and the queue of a job decides.
+    /// Whether the filter uses nothing but statuses, a kind and a queue, so that the counts of jobs contain
+    /// the number of matches.
     pub(crate) fn is_countable(&self) -> bool {
         let JobFilter { statuses, kind, queue, .. } = self.clone();
         *self == JobFilter { statuses, kind, queue, ..JobFilter::default() }
@@ -397,7 +399,7 @@ pub struct TakenOperation {
     pub record: OperationRecord,
     /// Its list of ids, highest first; `None` if it has a filter.
     pub ids: Option<Vec<JobId>>,
-    /// Down to which of the jobs that it has passed by it has visited them again; `None` if it has not begun.
+    /// It has visited the jobs that it passed by again down to this id; `None` if it has not begun.
     pub locked_cursor: Option<JobId>,
 }
 
@@ -414,9 +416,9 @@ pub struct OperationStep {
     pub skipped: u64,
     /// The jobs that it passed by, because another transaction has locked them. They are visited again.
     pub locked: Vec<JobId>,
-    /// The jobs that were passed by earlier, and count now.
+    /// Jobs that an earlier step passed by and this step counted.
     pub unlocked: Vec<JobId>,
-    /// Down to which of the jobs that were passed by they have been visited again.
+    /// The jobs that were passed by have been visited again down to this id.
     pub locked_cursor: Option<JobId>,
     /// Why the rest of the step has to be tried again.
     pub error: Option<String>,

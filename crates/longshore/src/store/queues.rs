@@ -209,8 +209,9 @@ async fn depth(rows: &mut dyn Rows, queue: &str, limit: u64) -> Sql<u64> {
     one(rows.row(&DEPTH, args![queue, limit]).await?)?.take("waiting")
 }
 
-/// The queues with waiting jobs that are not suspects, a first row with an empty name and a last
-/// row without a queue. Costs two index probes per queue, however many jobs wait.
+/// The queues with waiting jobs that are not suspects, found one after the other. The first row is an empty
+/// name, from which the search starts; the last row is null. Costs two index probes per queue, however many
+/// jobs wait.
 macro_rules! find_waiting_queues {
     () => {
         "waiting_queues as (

@@ -10,8 +10,8 @@ use super::db::{Engine, How, Row, Rows, Sql, Statement, args, one};
 use crate::error::Result;
 use crate::rules::enqueue::{Enqueued, MAX_PAYLOAD, ValidJob, check_json, check_name};
 
-/// A stored schedule. The engine stores the next tick and lets one caller fire it; the
-/// scheduler (`cron`) interprets the expression.
+/// A stored schedule. The store keeps the next tick and lets one caller fire it; `client/schedules`
+/// interprets the expression.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Schedule {
     /// Its name.
@@ -20,9 +20,9 @@ pub struct Schedule {
     pub expression: String,
     /// The IANA time zone of the expression.
     pub zone: String,
-    /// The policy for missed ticks, as the scheduler encodes it.
+    /// The policy for missed ticks, as `client/schedules` encodes it.
     pub missed: String,
-    /// The job that each tick enqueues, as the scheduler encodes it: JSON text.
+    /// The job that each tick enqueues, as `client/schedules` encodes it: JSON text.
     pub template: String,
     /// Whether the schedule is paused: its ticks do not fire.
     pub paused: bool,

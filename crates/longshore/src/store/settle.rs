@@ -37,8 +37,8 @@ pub struct Settlement {
     pub failure: Option<Fingerprint>,
 }
 
-/// The group of failures to which an attempt of a job of this kind belongs, if it ends with one. A cancel is
-/// none, even if it has a reason.
+/// The error group of an attempt that ends like this; `None` if it neither failed nor was interrupted. A
+/// cancel is neither, even if it has a reason.
 pub(crate) fn failure_of(kind: &str, leave: &Leave) -> Option<Fingerprint> {
     let error = match leave {
         Leave::Finish(finish) if finish.outcome == Outcome::FailedPermanent => finish.error.as_deref(),

@@ -1,5 +1,5 @@
-//! Durable steps: what handlers have journaled, and what suspended jobs wait for. Journals steps and reads them. A settle
-//! stores what a job waits for, in each engine's own words.
+//! Durable steps: journals the steps of handlers, and reads them. What a suspended job waits for is stored by
+//! its settle, in each engine.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! API tokens and their scopes. Only the hash of a secret is stored, and no operation
-//! returns it. Creating secrets is not part of the store.
+//! API tokens and their scopes. Only the hash of a secret is stored, and no method returns it. Creating
+//! secrets is not part of the store.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -54,7 +54,7 @@ impl NewWorker {
     }
 }
 
-/// What a worker registered with, as far as calls in its name depend on it.
+/// The part of a worker's registration that calls under its id depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// The queues it claims from.

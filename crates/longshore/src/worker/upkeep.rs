@@ -1,5 +1,5 @@
 //! Upkeep, in every worker process: recovery of dead workers' jobs, schedules, events, operations, retention,
-//! tallies and gauges. Each step is bounded, and a failed step is retried at its next turn.
+//! tallies and gauges. Each step is bounded, and a failed step is retried in its next round.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +22,10 @@ use crate::store::{Schedule, SweepScope};
 const SCHEDULES_INTERVAL: Duration = Duration::from_secs(5);
 /// How often upkeep looks for events that were not delivered.
 const DELIVERY_INTERVAL: Duration = Duration::from_secs(1);
-/// If one turn folds at least this many tallies, the next turn is earlier. Counting then never
-/// reads more than a few thousand rows that are not folded.
+/// If one round folds at least this many tallies, the next round is earlier. Counting then never reads more
+/// than a few thousand rows that are not folded.
 const MANY_TALLIES: u64 = 1000;
-/// The factor by which the next turn is earlier: 5 s instead of a minute by default.
+/// The factor by which the next round is earlier: 5 s instead of a minute by default.
 const EARLIER_FACTOR: u32 = 12;
 
 /// Recovers the jobs of dead workers.

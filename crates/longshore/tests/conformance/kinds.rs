@@ -13,6 +13,7 @@ cases! {
     a_kind_of_all_queues_replaces_those_of_single_queues,
     a_kind_of_a_queue_applies_only_to_jobs_of_that_queue,
     kinds_of_single_queues_are_limited_in_number_and_in_bytes,
+    kinds_of_all_single_queues_together_are_limited_in_bytes,
     kinds_are_listed_in_pages_with_or_without_schemas,
     a_kind_put_without_a_schema_keeps_the_one_it_has,
     the_last_entry_of_a_kind_in_one_call_wins,
@@ -166,6 +167,17 @@ async fn kinds_of_single_queues_are_limited_in_number_and_in_bytes(fixture: Fixt
     put_for(&fixture, &["last"], &many[..983]).await.expect("10,000");
     put_kinds(&fixture, &many).await;
     assert_eq!(kinds_of(&fixture).await.len(), 1_017, "kinds of all queues are not counted");
+}
+
+async fn kinds_of_all_single_queues_together_are_limited_in_bytes(fixture: Fixture) {
+    let schema = format!("\"{}\"", "x".repeat(60_000));
+    let large: Vec<_> = (0..17).map(|n| with_schema(&format!("large-{n}"), &schema)).collect();
+    for queue in 0..8 {
+        put_for(&fixture, &[&format!("queue-{queue}")], &large).await.expect("less than 8 MiB");
+    }
+    let one_more = put_for(&fixture, &["last"], &large).await.expect_err("more than 8 MiB");
+    assert!(one_more.to_string().contains("all tokens that are limited to queues"), "{one_more}");
+    assert_eq!(kinds_of(&fixture).await.len(), 8 * 17, "nothing is stored by a call that fails");
 }
 
 async fn kinds_are_listed_in_pages_with_or_without_schemas(fixture: Fixture) {

@@ -11,12 +11,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::announced::{Announced, AnnouncedKind, check_announced};
 use super::exchange::{CheckpointItem, Reports, SavedReport, SettledReport, StepsItem};
 use super::granted::{LeasedJob, deliver};
-use super::register::{
-    AnnouncedKind, NewRegistration, check_announced, kind_queues, registered_stale_after, stale_after,
-    store_kinds,
-};
+use super::register::{NewRegistration, kind_queues, registered_stale_after, stale_after, store_kinds};
 use super::sessions::{ClaimState, Wait};
 use super::waiting::{OpenCall, Pulse, Undelivered, beat};
 use super::*;
@@ -26,7 +24,7 @@ use crate::api::extract::{Arrived, LargeBody, duration, objects, optional_object
 use crate::api::problem::ProblemBody;
 use crate::api::waiting_calls::retry_after;
 use crate::rules::enqueue::{DEFAULT_QUEUE, check_name, check_queue};
-use crate::store::{NewKind, Scope};
+use crate::store::Scope;
 
 /// The version of the protocol for workers in any language. A server also supports the version before its own.
 const PROTOCOL: &str = "1.1";
@@ -273,7 +271,7 @@ struct CheckedRequest {
     version: Option<String>,
     queues: Vec<String>,
     kinds: Option<Vec<String>>,
-    announced: Vec<NewKind>,
+    announced: Announced,
     limit: u32,
     wait: Duration,
     stale_after: Duration,
@@ -308,7 +306,7 @@ impl CheckedRequest {
         for kind in body.kinds.iter().flatten() {
             check_name("kinds", kind)?;
         }
-        let announced = check_announced(caller, body.kinds.as_deref(), &body.announce).await?;
+        let announced = check_announced(server, caller, body.kinds.as_deref(), body.announce).await?;
         let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?;
         if wait > MAX_WAIT {
             let (seconds, longest) = (wait.as_secs_f64(), MAX_WAIT.as_secs());
@@ -354,7 +352,7 @@ impl CheckedRequest {
             Some(worker) => {
                 check_worker_access(server, caller, worker).await?;
                 let announced = std::mem::take(&mut self.announced);
-                store_kinds(server, &announced, &kind_queues(caller)).await?;
+                store_kinds(server, &announced.kinds, &kind_queues(caller)).await?;
                 Ok(worker)
             }
             None => {
@@ -365,7 +363,7 @@ impl CheckedRequest {
         }
     }
 
-    fn registration(&self, announced: Vec<NewKind>, stale_after: Duration) -> NewRegistration<'_> {
+    fn registration(&self, announced: Announced, stale_after: Duration) -> NewRegistration<'_> {
         NewRegistration {
             name: self.name.as_deref(),
             queues: &self.queues,
@@ -395,7 +393,7 @@ impl CheckedRequest {
         }
         if self.worker_id.is_some() {
             // Operators see the queues and kinds, and `explain` uses them.
-            let registration = self.registration(Vec::new(), stale_after);
+            let registration = self.registration(Announced::default(), stale_after);
             registration.store(server, worker, &kind_queues(caller)).await?;
         }
         *state = ClaimState { filter, ..ClaimState::default() };

@@ -6,12 +6,14 @@
 //! |---|---|
 //! | `lease` | the lease call: the request, the response, and the order of its parts |
 //! | `register` | registering workers and kinds |
+//! | `announced` | the kinds that a worker describes, and their cost |
 //! | `exchange` | the reports in a lease call |
 //! | `waiting` | claiming, and waiting for work and cancels |
 //! | `granted` | a leased job as the response carries it |
 //! | `sessions` | what is kept in memory, as a cache |
 //! | `renew`, `settle`, `steps`, `flows` | the other calls |
 
+mod announced;
 mod exchange;
 mod flows;
 mod granted;
@@ -43,6 +45,7 @@ use crate::rules::lifecycle::Ending;
 use crate::store::{Beat, Claimed, Lease, LiveLease};
 
 // Glob imports, because `routes!` also needs the items that `utoipa::path` generates.
+pub(super) use announced::Announcements;
 pub(super) use flows::*;
 pub(super) use lease::*;
 pub(super) use renew::*;

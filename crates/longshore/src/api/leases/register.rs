@@ -1,15 +1,11 @@
 //! Registers HTTP workers and the kinds that they handle.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-use utoipa::ToSchema;
-
+use super::announced::Announced;
 use super::*;
 use crate::api::extract::duration;
-use crate::api::kinds::{Defaults, check_kind};
+use crate::api::refusals;
 use crate::rules::enqueue::{check_name, check_text};
 use crate::store::{KindQueues, NewKind, NewWorker, TOO_MANY_KINDS};
 
@@ -20,26 +16,12 @@ const MAX_STALE_AFTER: Duration = Duration::from_secs(3600);
 /// The maximum length of the name of a host, and of a version.
 const MAX_HOST: usize = 255;
 
-/// A kind that a worker describes.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(in crate::api) struct AnnouncedKind {
-    #[schema(min_length = 1, max_length = 128)]
-    name: String,
-    /// A JSON Schema that payloads must match. If absent or null, the stored one stays.
-    #[schema(value_type = Option<serde_json::Value>)]
-    schema: Option<Box<RawValue>>,
-    /// Values for the fields that a request leaves out. If absent or null, the stored ones stay.
-    #[schema(value_type = Option<Defaults>)]
-    defaults: Option<Box<RawValue>>,
-}
-
 /// What a worker registers with.
 pub(super) struct NewRegistration<'a> {
     pub(super) name: Option<&'a str>,
     pub(super) queues: &'a [String],
     pub(super) kinds: Option<&'a [String]>,
-    pub(super) announced: Vec<NewKind>,
+    pub(super) announced: Announced,
     pub(super) concurrency: u32,
     pub(super) stale_after: Duration,
     pub(super) host: Option<&'a str>,
@@ -72,7 +54,7 @@ impl NewRegistration<'_> {
             ..NewWorker::new(name)
         };
         let mut kinds: Vec<NewKind> = self.kinds.unwrap_or_default().iter().map(NewKind::new).collect();
-        kinds.extend(self.announced);
+        kinds.extend(self.announced.kinds);
         store_kinds(server, &kinds, queues).await?;
         server.client.register(&worker).await?;
         Ok(id)
@@ -84,7 +66,7 @@ pub(super) async fn store_kinds(server: &Server, kinds: &[NewKind], queues: &Kin
     if !kinds.is_empty() {
         match server.client.store_kinds(kinds, queues).await {
             Err(error) if error.field() == Some(TOO_MANY_KINDS) => {
-                tracing::warn!(%error, "did not store the kinds of a worker, so enqueues do not know those that are new");
+                refusals::report_kinds(&error);
                 return Ok(());
             }
             stored => stored?,
@@ -103,49 +85,6 @@ pub(super) fn kind_queues(caller: &Caller) -> KindQueues {
         queues.dedup();
         KindQueues::Only(queues)
     })
-}
-
-/// Checks the kinds that a worker describes. It may describe only those that it handles.
-pub(super) async fn check_announced(
-    caller: &Caller,
-    handled: Option<&[String]>,
-    announced: &[AnnouncedKind],
-) -> ApiResult<Vec<NewKind>> {
-    check_count("announce", announced.len())?;
-    let (mut names, mut kinds) = (HashSet::new(), Vec::new());
-    for (i, kind) in announced.iter().enumerate() {
-        let is_first = names.insert(kind.name.as_str());
-        let checked = check_one(caller, handled, kind, is_first).await;
-        kinds.push(checked.map_err(|problem| problem.at(format_args!("announce[{i}]")))?);
-    }
-    Ok(kinds)
-}
-
-async fn check_one(
-    caller: &Caller,
-    handled: Option<&[String]>,
-    kind: &AnnouncedKind,
-    is_first: bool,
-) -> ApiResult<NewKind> {
-    check_name("name", &kind.name)?;
-    if handled.is_some_and(|handled| !handled.contains(&kind.name)) {
-        return Err(Problem::validation(format!(
-            "name: `{}` is not one of the worker's kinds; add it to `kinds`, or leave it out here",
-            kind.name
-        )));
-    }
-    if !is_first {
-        return Err(Problem::validation(format!(
-            "name: `{}` is described twice; describe each kind once",
-            kind.name
-        )));
-    }
-    let defaults = check_kind(&kind.name, kind.schema.as_deref(), kind.defaults.as_deref()).await?;
-    if let Some(queue) = defaults.and_then(|defaults| defaults.queue) {
-        caller.may_use(&queue).map_err(|problem| problem.at("defaults"))?;
-    }
-    let AnnouncedKind { name, schema, defaults } = kind.clone();
-    Ok(NewKind { name, schema, defaults })
 }
 
 /// The `stale_after` of a new worker.

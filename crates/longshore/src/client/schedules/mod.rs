@@ -7,9 +7,9 @@
 //! due enqueues its job in the transaction that moves the row to the next tick, if the row is
 //! still at this tick. The engine's clock decides.
 //!
-//! `rules/schedules` decides when a line ticks and which ticks get a job. This module stores schedules and fires their ticks. The caller decides when to
-//! make a pass (a worker's upkeep does); the engine makes each tick exclusive to one caller
-//! ([`fire`](crate::store::Schedules::fire)).
+//! `rules/schedules` decides when a line ticks and which due ticks get a job. This module stores schedules
+//! and fires their ticks. The caller decides when to make a pass (a worker's upkeep does); the engine makes
+//! each tick exclusive to one caller ([`fire`](crate::store::Schedules::fire)).
 //!
 //! # Time zones and clock changes
 //!
@@ -40,8 +40,6 @@
 //! | `template` | the job that a schedule stores, and the job of one tick |
 //! | `schedule` | [`NewSchedule`] and the client's methods to manage schedules |
 //! | `fire` | the client's methods that fire due ticks |
-//!
-//! When a line ticks, and which due ticks get a job, is decided in `rules/schedules/`.
 
 mod fire;
 mod schedule;

@@ -1,5 +1,5 @@
-//! The faults of flows: their numbers, links and held jobs match the jobs. What `flow_changes`
-//! contains has not been followed yet, and counts.
+//! The faults of flows: counts, links and held jobs that do not match the jobs. Changes that have not been
+//! followed yet, in `flow_changes`, are taken into account.
 
 use super::Fault;
 
@@ -68,7 +68,7 @@ pub(super) const FAULTS: &[Fault] = &[
              limit 100",
         says: "job {0} is a member of flow {1}, which does not exist",
         remedy: "Store the flow again, sealed, with the numbers of its jobs. Its name, key and deadline are lost.",
-        // Changes that were not followed are forgotten: the numbers contain them.
+        // Deletes the changes that were not followed: the new counts include them.
         sql: &[
             "
             delete from longshore.flow_changes

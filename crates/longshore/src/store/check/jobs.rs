@@ -26,8 +26,8 @@ macro_rules! journal_without_job {
     };
 }
 
-/// A wait, `s`, for an event, `e`, that counts as delivered. The job waits on. An event whose time
-/// has passed counts as absent.
+/// A wait, `s`, for an event, `e`, that counts as delivered. The job still waits. An event whose time has
+/// passed counts as absent.
 macro_rules! missed_delivery {
     () => {
         "s.event = e.name

@@ -1,5 +1,5 @@
-//! The consistency check and the check whether commits are durable, as far as Postgres differs. The rest is in
-//! `store/check.rs`.
+//! The parts of the consistency check, and of the check whether commits are durable, that only Postgres has.
+//! The rest is in `store/check.rs`.
 
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row, ValueRef};

@@ -119,12 +119,13 @@ impl Connector {
                 "it accepts no writes, but target_session_attrs is `read-write`",
             ),
             Target::Primary => (
-                "set jit = off; select pg_is_in_recovery() as refuses",
+                "set jit = off; select pg_is_in_recovery()",
                 "it is a standby, but target_session_attrs is `primary`",
             ),
         };
         let rows = sqlx::raw_sql(setup).fetch_all(&mut connection).await?;
-        match rows.first().map(|row| row.try_get::<bool, _>("refuses")).transpose()? {
+        // By its place: such a script returns no names of columns.
+        match rows.first().map(|row| row.try_get::<bool, _>(0)).transpose()? {
             Some(true) => Err(Error::read_only(refusal).into()),
             Some(false) | None => Ok(connection),
         }

@@ -1,4 +1,4 @@
-//! Procedures, and the statements that both engines run, on Postgres.
+//! Runs procedures, and the statements that both engines run, on Postgres.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Events, as far as jobs move: waking those that wait. The rest is in `store/events.rs`; a suspension reads events in
-//! `steps.rs`.
+//! Wakes jobs that wait for events. The rest is in `store/events.rs`, and `steps.rs` reads the events of a
+//! job that is suspended.
 
 use sqlx::Row;
 

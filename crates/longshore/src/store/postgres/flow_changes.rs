@@ -1,4 +1,5 @@
-//! The list of changes of flows: what the statements that end or remove members add to it, or delete.
+//! Parts of statements that end or remove members of flows: they add rows to `flow_changes`, and delete
+//! links.
 
 /// Notes the end of members of flows in `$rows`: id, flow. `$succeeded` says how they ended. Sorted, so that
 /// changes are in the same order on both engines.
@@ -23,7 +24,8 @@ macro_rules! note_ends {
 }
 pub(super) use note_ends;
 
-/// Deletes the links of members that are removed. Those that wait for them stay: they say how the parent ended.
+/// Deletes the links from removed members to their parents. The links to their children stay, because they
+/// say how the parent ended.
 macro_rules! delete_links {
     ($ids:literal) => {
         concat!(

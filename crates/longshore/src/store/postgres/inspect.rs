@@ -159,7 +159,7 @@ async fn walk_step(tx: &mut Tx<'_>, filter: &ListFilter, walk: Walk, step: Step)
     Ok(walked)
 }
 
-/// The statement of a step, and the one that finds its last row.
+/// The statement of a step, and the statement that finds the last row that the step examines.
 fn walk_statement(filter: &ListFilter, walk: Walk) -> (String, String) {
     let (rows, status) = match (walk, filter.status()) {
         (Walk::Jobs, _) => ("select id, kind, queue, grp, options from longshore.jobs where", "true"),

@@ -1,4 +1,4 @@
-//! The claims behind live leases. What else workers do under a lease is in `store/lease.rs`.
+//! Reads the claims behind live leases. What else workers do under a lease is in `store/lease.rs`.
 
 use sqlx::Row;
 

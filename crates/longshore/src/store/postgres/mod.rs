@@ -16,7 +16,7 @@
 //! | `tables`, `flow_changes` | parts of statements that put jobs into `ready` and `finished`; the list of changes of flows |
 //! | `inspect`, `stats`, `check` | pages of lists; statistics; the consistency check |
 //! | `retain` | retention and tallies |
-//! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
+//! | `db`, `moves` | running the procedures that are written once; what they leave to the engine |
 //! | `tx`, `run`, `pool`, `connect`, `listen` | a connection and its errors; deadlines and retries; the pool; hosts; `LISTEN` and `NOTIFY` |
 //!
 //! The engine relies on no session state: no session locks, no temporary tables, no

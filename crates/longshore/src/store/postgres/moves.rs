@@ -165,7 +165,7 @@ const INSERT_LINKS: &str = "
     select *
       from unnest($1::uuid[], $2::uuid[], $3::text[])";
 
-/// The first `$2` changes, if no member was reopened, as is almost always the case.
+/// The first `$2` changes if no member was reopened, which is almost always the case; otherwise none.
 const ENDS: &str = "
     select c.id, c.flow, c.job, c.succeeded, c.failure, c.counted, false as is_reopened
       from longshore.flow_changes c
@@ -179,8 +179,8 @@ const ENDS: &str = "
      order by c.id
      limit $2";
 
-/// The changes to choose from. Of flows with members that were reopened: those up to the `$2`-th return, which may be behind
-/// many ends. Of the others: the first `$2`.
+/// Of flows with a reopened member: all changes up to the `$2`-th reopening, which may come after many ends.
+/// Of the other flows: the first `$2` changes.
 const CHANGES: &str = "
     with reopened as materialized (
       select i.flow
@@ -224,12 +224,12 @@ fn stored_change(row: &PgRow) -> tx::Sql<StoredChange> {
     })
 }
 
-/// The conditions that a parent meets which ended in this way.
+/// The conditions that are met by a parent that ended in this way.
 fn met_by(end: End) -> Vec<&'static str> {
     Condition::ALL.into_iter().filter(|condition| condition.is_met(end)).map(Condition::as_str).collect()
 }
 
-/// Each link is found by its place, whatever the planner assumes about the table.
+/// Finds each link by its `ctid`, whatever the planner assumes about the table.
 const CLOSE_LINKS: &str = "
     update longshore.links
        set met = condition = any(case when parent = any($3) then $4::text[] else $5::text[] end)
@@ -286,8 +286,7 @@ const MAKE_DUE: &str = concat!(
            array(select distinct queue from requeued where run_at <= longshore.clock())"
 );
 
-/// Ends waiting jobs as cancelled, whatever they wait for, except those that others have locked. They do not count as
-/// failures.
+/// Ends waiting jobs as cancelled, whatever they wait for. They do not count as failures. Skips locked jobs.
 const END_WAITING: &str = concat!(
     "
     with deleted as (

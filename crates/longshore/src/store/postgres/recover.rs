@@ -125,7 +125,7 @@ async fn mark_dead(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     Ok(dead)
 }
 
-/// One worker that the database does not let us change must not keep the others alive.
+/// A worker that the database refuses to change must not keep the others from being declared dead.
 async fn mark_dead_one_by_one(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     let mut dead = Vec::new();
     for worker in presumed_dead(tx, scope).await? {

@@ -107,9 +107,10 @@ macro_rules! retention_of {
     };
 }
 
-/// What keeps a member `f` of a flow, or a skipped callback, whose own retention has passed, and since when: a flow
-/// that is open, because others may need its result; a job that may join its children; and the failed part of its flow,
-/// which may be retried.
+/// For a member `f` of a flow, or a skipped callback, that stays although its own retention has passed: the
+/// outcome and the time by which its retention counts instead. It stays while its flow is open, because
+/// others may need its result; while the parent job of a flow of children is kept, because it may join them;
+/// and, if it has links, for the retention of the ended flow, because the failed part may be retried.
 macro_rules! kept_by_flow {
     () => {
         concat!(
@@ -298,11 +299,11 @@ async fn retain_range(
     Ok((count("removed")?, count("examined")?))
 }
 
-/// Folds tallies of one level into the next: the rows that settles and retention wrote
-/// become one row per minute; minutes more than two hours ago become hours; hours more than a
-/// week ago become one row for all time. Rows of the next level for the same period are
-/// merged with the new ones, so a period never has two rows of a group, even if it is
-/// folded in parts. The sum of `kept` never changes, because each step is one statement.
+/// Folds tallies of one level into the next: the rows that settles and retention wrote become one row per
+/// minute; minutes more than two hours ago become hours; hours more than a week ago become one row for all
+/// time. Rows of the next level for the same period are merged with the new ones, so a period never has two
+/// rows for the same queue, kind, outcome and bucket, even if it is folded in parts. The sum of `kept` never
+/// changes, because each step is one statement.
 const FOLD: &str = "
     with deleted as (
       delete from longshore.tallies

@@ -24,8 +24,7 @@ pub(super) const QUICK: Duration = Duration::from_secs(5);
 /// The first deadline of a quick read. A second try, on another connection, has the usual
 /// one.
 const READ: Duration = Duration::from_secs(3);
-/// The deadline of what a page reads. A little more than the server may work on each
-/// statement.
+/// The deadline of reads for a page: a little more than the server's own limit for each statement.
 const VIEW: Duration = Duration::from_secs(12);
 /// The deadline of an enqueue. It leaves a second to repeat the enqueue on a new
 /// connection before callers have waited for five.
@@ -62,7 +61,7 @@ pub(super) struct Mode {
 enum Statements {
     /// Until the connection is closed.
     Unlimited,
-    /// As long as somebody waits for a page. Afterwards the server must not go on working for nobody.
+    /// As long as somebody waits for a page. After that, the server stops the statement.
     OfAView,
 }
 
@@ -90,7 +89,7 @@ impl Mode {
     /// For quick operations that only read.
     const READ: Mode =
         Mode { on_broken_connection: OnBrokenConnection::Repeat, ..Mode::new(Class::Quick, READ) };
-    /// For operations that read much for a page that somebody waits for.
+    /// For operations that read many rows for a page that somebody waits for.
     const VIEW: Mode = Mode {
         on_broken_connection: OnBrokenConnection::Repeat,
         statements: Statements::OfAView,
@@ -195,7 +194,7 @@ impl<A: Send + Sync, T: Send + 'static> Operation for Call<A, T> {
     }
 }
 
-/// Returns the value in its own type, which is that of the [`Call`].
+/// Returns the value in the type that its [`Call`] returns.
 fn typed<T: 'static>(value: Value) -> Result<T> {
     match value.downcast() {
         Ok(value) => Ok(*value),
@@ -257,8 +256,8 @@ impl PostgresStore {
         done.unwrap_or_else(|_| Err(Fault::Timeout(HEARTBEAT).into())).and_then(typed)
     }
 
-    /// Runs an operation that changes one flow. Almost always nothing is locked, so the first try neither waits nor takes
-    /// one of the few connections for long waits.
+    /// Runs an operation that changes one flow. Almost always nothing is locked, so the first try waits only
+    /// for a moment ([`LockWait::SKIP`]), and on the connections that everybody uses.
     pub(super) async fn run_aside<A, T>(
         &self,
         mode: Mode,
@@ -278,8 +277,9 @@ impl PostgresStore {
         }
     }
 
-    /// Runs an operation that fails as locked if a client's open transaction has locked what it needs. Almost always nothing is
-    /// locked, so the first try takes none of the few connections for long waits.
+    /// Runs an operation that fails as locked if another client's open transaction keeps a lock that it
+    /// needs. Almost always nothing is locked, so the first try takes none of the few connections for long
+    /// waits.
     pub(super) async fn run_unless_locked<A, T>(
         &self,
         mode: Mode,

@@ -52,7 +52,7 @@ impl StepTransaction<'_> {
         self.0.tx().connection
     }
 
-    /// Journals the step and commits, if the lease is live. An error does not tell whether the
+    /// Journals the step and commits, if the lease is live. After an error, it is unknown whether the
     /// transaction was committed.
     pub(crate) async fn commit(mut self, step: &NewStep) -> Result<Fenced> {
         let commit = async {

@@ -1,5 +1,5 @@
-//! Durable steps, as far as they are stored: journaling under a lease, what a suspended job waits for, and deleting
-//! both. The rest is in `store/steps.rs`.
+//! Stores durable steps: journals them under a lease, stores what a suspended job waits for, and deletes
+//! both. `store/steps.rs` reads them.
 
 use sqlx::Row;
 
@@ -90,8 +90,8 @@ macro_rules! delete_progress {
 }
 pub(super) use delete_progress;
 
-/// Whether a job waits in a step. When its journal is deleted, it must not wait on: nothing would
-/// wake it.
+/// Whether a job waits in a step. When its journal is deleted, it must not keep waiting: nothing would wake
+/// it.
 macro_rules! was_suspended {
     ($id:literal) => {
         concat!("exists (select 1 from longshore.steps s where s.job = ", $id, " and s.value is null)")

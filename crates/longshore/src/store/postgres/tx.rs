@@ -20,7 +20,7 @@ const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '5s'
 #[cfg(feature = "worker")]
 const BEGIN_STEP: &str = "begin; set local idle_in_transaction_session_timeout = '60s'";
 
-/// For what a page reads. If a statement takes longer, nobody waits for it any more, and the server stops it.
+/// For reads of a page. The server stops a statement that takes longer, because nobody waits for it any more.
 const BEGIN_VIEW: &str = "begin read only;
      set local idle_in_transaction_session_timeout = '5s';
      set local statement_timeout = '10s'";
@@ -38,9 +38,10 @@ const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
 const BEGIN_LONG_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
      set local idle_in_transaction_session_timeout = '5s'";
 
-/// For statements that find each of their rows through an index. The planner knows the live rows of a table, but not that it has
-/// many more dead ones, as while a snapshot is held, or that it was empty when it was analyzed and has many rows now. It would
-/// rather read the whole table. Without other plans, their estimates must not start the compiler (`jit`).
+/// For statements that find each of their rows through an index. The planner would read the whole table if it
+/// is out of date about it: it does not count dead rows, which become many while a snapshot is held, and it
+/// may have analyzed the table when it was empty. With other plans turned off, its estimates are huge, so the
+/// compiler (`jit`) is turned off too.
 const BEGIN_INDEXED: &str = "begin;
      set local idle_in_transaction_session_timeout = '5s';
      set local enable_bitmapscan = off;
@@ -54,7 +55,7 @@ pub(super) struct Tx<'c> {
     pub(super) connection: &'c mut PgConnection,
     /// How long a statement that is its own transaction may wait for locks, if the operation limits it.
     pub(super) max_lock_wait: Option<Duration>,
-    /// Whether the transaction of the procedure is to be rolled back, although the procedure did not fail.
+    /// Whether to roll back the transaction of the procedure, although it did not fail.
     pub(super) is_undone: bool,
 }
 
@@ -91,7 +92,8 @@ impl<'c> Tx<'c> {
         self.begin_unless_begun(BEGIN_INDEXED).await
     }
 
-    /// Begins the transaction of a procedure. If there is a limit, statements fail that wait for a lock for longer.
+    /// Begins the transaction of a procedure. If there is a limit, a statement that waits longer for a lock
+    /// fails.
     pub(super) async fn begin_as(
         &mut self,
         atomicity: Atomicity,
@@ -175,7 +177,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A time in the words of `lock_timeout`.
+/// A time as a value of the setting `lock_timeout`.
 pub(super) fn lock_timeout(max_wait: Duration) -> String {
     format!("{}ms", max_wait.as_millis().max(1))
 }

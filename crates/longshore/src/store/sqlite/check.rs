@@ -1,4 +1,4 @@
-//! The consistency check, as far as SQLite differs. The rest is in `store/check.rs`.
+//! The parts of the consistency check that only SQLite has. The rest is in `store/check.rs`.
 
 use rusqlite::Row;
 use rusqlite::types::ValueRef;

@@ -1,4 +1,4 @@
-//! Procedures, and the statements that both engines run, on SQLite.
+//! Runs procedures, and the statements that both engines run, on SQLite.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Engine for SqliteStore {
     }
 }
 
-/// Nothing that a procedure awaits has to wait on SQLite.
+/// Runs a procedure to its end. On SQLite nothing that it awaits is ever pending.
 fn poll_once<T>(procedure: impl Future<Output = Sql<T>>) -> Sql<T> {
     match std::pin::pin!(procedure).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,

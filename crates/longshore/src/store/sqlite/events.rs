@@ -1,27 +1,12 @@
-//! Events, as far as jobs move: waking those that wait, and what a suspension reads. The rest is in
-//! `store/events.rs`.
+//! Wakes jobs that wait for events. The rest is in `store/events.rs`, and `steps.rs` reads the events of a job
+//! that is suspended.
 
 use rusqlite::params;
 
 use super::operate::wake as wake_job;
 use super::tx::{Columns, Sql, Tx};
 use crate::job::JobId;
-use crate::store::db::{Statement, args};
-use crate::store::events::{RETENTION, Woken, is_expired};
-
-static IS_ANY_EMITTED: Statement = Statement::new(concat!(
-    "
-    select 1
-      from longshore.events e
-     where e.name = any($1::text[])
-       and not ",
-    is_expired!("$2")
-));
-
-/// Whether one of these events has been emitted.
-pub(super) fn is_any_emitted(tx: &Tx<'_>, names: &[String]) -> Sql<bool> {
-    Ok(!names.is_empty() && tx.has_row(&IS_ANY_EMITTED, args![names, RETENTION])?)
-}
+use crate::store::events::Woken;
 
 pub(super) fn wake(tx: &Tx<'_>, events: &[String], limit: u32) -> Sql<Woken> {
     const PENDING: &str = "

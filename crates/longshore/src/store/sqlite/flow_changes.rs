@@ -1,4 +1,5 @@
-//! The list of changes of flows: what the functions that end, reopen or remove a member add to it, or delete.
+//! What follows when a member of a flow ends, is reopened or is removed: adds rows to `flow_changes`, and
+//! deletes links.
 
 use rusqlite::params;
 
@@ -31,7 +32,8 @@ pub(super) fn note_reopened(
     Ok(())
 }
 
-/// Deletes the links of a member that is removed. Those that wait for it stay: they say how the parent ended.
+/// Deletes the links from a removed member to its parents. The links to its children stay, because they say
+/// how the parent ended.
 pub(super) fn delete_links(tx: &Tx<'_>, id: JobId) -> Sql<()> {
     const DELETE: &str = "
         delete from links

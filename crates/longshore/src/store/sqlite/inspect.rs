@@ -267,7 +267,8 @@ impl<'a> Conditions<'a> {
         Ok(self.filter.has_error(newest_error(self.tx, id)?.as_deref()))
     }
 
-    /// The index has led to the finished jobs. The others are compared here.
+    /// Whether the last failure of a job belongs to the group of the filter. A walk of `finished` reads only
+    /// such jobs, from the index of the groups.
     fn has_failure(&self, id: JobId) -> Sql<bool> {
         const NEWEST: &str = "
             select error_group

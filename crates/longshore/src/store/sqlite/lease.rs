@@ -1,4 +1,4 @@
-//! The claims behind live leases, and the flags raised for a lease. What else workers do under a lease is in
+//! Reads the claims behind live leases, and the flags of a lease. What else workers do under a lease is in
 //! `store/lease.rs`.
 
 use std::sync::Arc;

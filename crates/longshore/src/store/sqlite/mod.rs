@@ -17,7 +17,7 @@
 //! | `flow_changes` | the list of changes of flows |
 //! | `inspect`, `stats`, `check` | pages of lists; statistics; the consistency check |
 //! | `retain` | retention and tallies |
-//! | `db`, `moves` | the procedures that are written once: their statements; their moves of jobs between tables |
+//! | `db`, `moves` | running the procedures that are written once; what they leave to the engine |
 //! | `tx`, `engine` | a transaction and its errors; the writing and the reading threads |
 
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ const OLDEST_SQLITE: i32 = 3_051_003;
 ///
 /// ```
 /// use longshore::NewJob;
-/// use longshore::store::{Enqueue, KeyWait, Migrating, Store, sqlite::SqliteStore};
+/// use longshore::store::{Enqueue, KeyWait, Lists, Migrating, sqlite::SqliteStore};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 /// let store = SqliteStore::open("sqlite::memory:").await?;

@@ -349,7 +349,7 @@ fn reopen(tx: &Tx<'_>, reopened: &[Reopened]) -> tx::Sql<ReopenedMembers> {
           from links
          where child = ?1
            and met is not null";
-    // A child must not start because of what a parent was before.
+    // A child must not start because of an end that no longer counts.
     const OPEN_LINK: &str = "
         update links
            set met = null

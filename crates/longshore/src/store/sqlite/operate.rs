@@ -1,4 +1,5 @@
-//! Operators' commands on single jobs, as far as jobs move between tables. The rest is in `store/operate.rs`.
+//! Moves of jobs between tables for operators' commands on single jobs. The rest of the commands is in
+//! `store/operate.rs`.
 
 use rusqlite::{Row, params};
 

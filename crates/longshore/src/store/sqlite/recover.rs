@@ -81,7 +81,7 @@ fn mark_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     let newly_dead = presumed_dead(tx, scope)?;
     let mut dead = Vec::with_capacity(newly_dead.len());
     for worker in newly_dead {
-        // One worker that the database does not let us change must not keep the others alive.
+        // A worker that the database refuses to change must not keep the others from being declared dead.
         match tx.execute(DECLARE, params![worker.0.as_bytes(), now]) {
             Err(fault) if fault.is_refusal() => warn_of_refused_worker(worker, &fault.into()),
             done => {

@@ -243,9 +243,10 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
     Ok((removed, examined))
 }
 
-/// What keeps a member of a flow, or a skipped callback, whose own retention has passed, and since when: a flow
-/// that is open, because others may need its result; a job that may join its children; and the failed part of its flow,
-/// which may be retried.
+/// For a member of a flow, or a skipped callback, that stays although its own retention has passed: the
+/// outcome and the time by which its retention counts instead. It stays while its flow is open, because
+/// others may need its result; while the parent job of a flow of children is kept, because it may join them;
+/// and, if it has links, for the retention of the ended flow, because the failed part may be retried.
 fn kept_by_flow(tx: &Tx<'_>, id: JobId, outcome: Outcome, policy: &Retention) -> Sql<Option<(Outcome, i64)>> {
     const FLOW: &str = "
         select w.ended_at,

@@ -10,10 +10,9 @@ use serde_json::value::RawValue;
 
 use super::SqliteStore;
 use super::enqueue::{Ready, enqueue};
-use super::events::is_any_emitted;
 use super::flow_changes::note_end;
 use super::lease::raised_flags;
-use super::steps::save_waits;
+use super::steps::{is_any_emitted, save_waits};
 use super::turns::add_turn_of_freed;
 use super::tx::{Sql, Tx, in_order};
 use crate::error::{Error, Result};

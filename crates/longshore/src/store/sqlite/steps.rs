@@ -1,10 +1,12 @@
-//! Durable steps, as far as they are stored: journaling under a lease, what a suspended job waits for, and deleting
-//! both. The rest is in `store/steps.rs`.
+//! Stores durable steps: journals them under a lease, stores what a suspended job waits for, and deletes
+//! both. `store/steps.rs` reads them.
 
 use rusqlite::params;
 
 use super::tx::{Sql, Tx};
 use crate::job::JobId;
+use crate::store::db::{Statement, args};
+use crate::store::events::{RETENTION, is_expired};
 use crate::store::{Fenced, Lease, NewStep, Settlement};
 
 pub(super) fn save_steps(tx: &Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
@@ -39,9 +41,8 @@ pub(super) fn save_steps(tx: &Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
     steps.iter().map(save).collect()
 }
 
-/// Deletes the job's checkpoint, journal and waits: they belong to a request that was replaced
-/// or removed. Returns whether the job waited in a step. Then it must not wait on: nothing would
-/// wake it.
+/// Deletes the job's checkpoint, journal and waits: they belong to a request that was replaced or removed.
+/// Returns whether the job waited in a step. Then it must not keep waiting: nothing would wake it.
 pub(super) fn delete_progress(tx: &Tx<'_>, id: JobId) -> Sql<bool> {
     const WAITING: &str = "
         select 1
@@ -62,6 +63,20 @@ pub(super) fn delete_progress(tx: &Tx<'_>, id: JobId) -> Sql<bool> {
         tx.execute(statement, [id.0.as_bytes()])?;
     }
     Ok(was_suspended)
+}
+
+static IS_ANY_EMITTED: Statement = Statement::new(concat!(
+    "
+    select 1
+      from longshore.events e
+     where e.name = any($1::text[])
+       and not ",
+    is_expired!("$2")
+));
+
+/// Whether one of these events has been emitted.
+pub(super) fn is_any_emitted(tx: &Tx<'_>, names: &[String]) -> Sql<bool> {
+    Ok(!names.is_empty() && tx.has_row(&IS_ANY_EMITTED, args![names, RETENTION])?)
 }
 
 /// Journals what a suspended job waits for.
