@@ -730,8 +730,11 @@ async fn one_sequence(fixture: &Fixture, mut dice: Dice, has_settings: bool) {
                 let kinds = [None, Some(vec!["work".into()]), Some(vec!["play".into()])]
                     [dice.roll(3) as usize]
                     .clone();
-                let request =
-                    ClaimRequest { queues: vec![queue.clone()], kinds, ..ClaimRequest::new(worker, limit) };
+                let request = ClaimRequest {
+                    queues: vec![queue.clone().into()],
+                    kinds,
+                    ..ClaimRequest::new(worker, limit)
+                };
                 let claims = match dice.roll(2) {
                     0 => fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs,
                     _ => fixture.claim_with(&request).await,
@@ -779,7 +782,7 @@ async fn one_sequence(fixture: &Fixture, mut dice: Dice, has_settings: bool) {
     fixture.advance(3 * HOUR).await;
     fixture.sweep_now().await;
     fixture.advance(HOUR).await;
-    let request = ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(stable, 50) };
+    let request = ClaimRequest { queues: vec![queue.clone().into()], ..ClaimRequest::new(stable, 50) };
     loop {
         let claimed = fixture.claim_with(&request).await;
         if claimed.is_empty() {
