@@ -2,14 +2,16 @@
 //! needed to run them.
 
 use std::cmp::Reverse;
-use std::sync::Arc;
-use std::time::Duration;
+use std::fmt::Display;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::rooms::Rooms;
 use super::{ClaimCursor, Lease};
 use crate::error::Result;
 use crate::job::{FlowId, JobId, WorkerId};
@@ -17,13 +19,18 @@ use crate::rules::enqueue::{DEFAULT_QUEUE, Options};
 use crate::rules::lifecycle::{Ending, LeaseFlags, Running};
 use crate::rules::retry::RetryPolicy;
 
+/// How long claims skip waiting rows that cannot be claimed, after one was found. Then a
+/// claim tries without the test again.
+const SKIP_UNSOUND_FOR: Duration = Duration::from_secs(60);
+
 /// A worker's request for jobs.
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
     /// The worker.
     pub worker: WorkerId,
-    /// The queues to claim from.
-    pub queues: Vec<String>,
+    /// The queues to claim from. Those with a cap take turns at being first where their jobs have the same priority: with
+    /// each other, and with all the others together. So a backlog in one of them does not delay the others.
+    pub queues: Vec<ClaimQueue>,
     /// The kinds that the worker has handlers for; `None` means any.
     pub kinds: Option<Vec<String>>,
     /// If not empty, claim only jobs with at least one of these flags.
@@ -39,6 +46,27 @@ pub struct ClaimRequest {
     pub suspects: Suspects,
     /// Claim only jobs with at least this priority; `None` means any.
     pub min_priority: Option<i16>,
+}
+
+/// A queue to claim from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimQueue {
+    /// Its name.
+    pub name: String,
+    /// The maximum number of its jobs in this claim; `None` means any. The limit of the queue holds in any case.
+    pub cap: Option<u32>,
+}
+
+impl From<&str> for ClaimQueue {
+    fn from(name: &str) -> Self {
+        ClaimQueue { name: name.into(), cap: None }
+    }
+}
+
+impl From<String> for ClaimQueue {
+    fn from(name: String) -> Self {
+        ClaimQueue { name, cap: None }
+    }
 }
 
 impl ClaimRequest {
@@ -61,6 +89,23 @@ impl ClaimRequest {
     pub(crate) fn lowest_priority(&self) -> i16 {
         self.min_priority.unwrap_or(i16::MIN)
     }
+
+    /// Whether a queue has a cap, so that queues take turns.
+    #[cfg_attr(
+        not(feature = "sqlite"),
+        expect(dead_code, reason = "Postgres asks for the room of each queue")
+    )]
+    pub(crate) fn has_caps(&self) -> bool {
+        self.queues.iter().any(|queue| queue.cap.is_some())
+    }
+
+    /// The place of each queue among those that take turns, in the `nth` claim. All queues without a cap have the same place.
+    pub(crate) fn places(&self, nth: usize) -> Vec<usize> {
+        let capped = self.queues.iter().filter(|queue| queue.cap.is_some()).count();
+        let mut places = 1..=capped;
+        let mut place = |queue: &ClaimQueue| queue.cap.and_then(|_| places.next()).unwrap_or(0);
+        self.queues.iter().map(|queue| (place(queue) + nth) % (capped + 1)).collect()
+    }
 }
 
 /// Whether a claim may include a suspect: a job that was interrupted before.
@@ -72,20 +117,70 @@ pub enum Suspects {
     Leave,
 }
 
-/// The result of a claim.
+/// The result of a claim. It alone says when to claim again, apart from wake-ups and polls.
 #[derive(Debug)]
 pub struct Claims {
     /// The leased jobs, in the order in which they should start.
     pub jobs: Vec<Claimed>,
     /// Whether more jobs may be due: claim again without waiting.
     pub more: bool,
-    /// When to claim again, if a job waits for that: a rate lets it start, or a head scan can find it.
+    /// When to claim again, if a due job may wait for that: a rate lets it start, another claim has served its
+    /// group, or a claim looks for jobs behind its cursor.
     pub again_in: Option<Duration>,
+    /// Whether a due job may wait for the end of another one: its queue or group is at its limit, or it is a suspect.
+    /// Claim again when an attempt of this worker has been settled.
+    pub after_settle: bool,
+    /// The engine's time; `None` if the request could not match a job.
+    #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "only a drain needs it"))]
+    pub(crate) at: Option<DateTime<Utc>>,
 }
 
 impl Claims {
     /// No jobs.
-    pub(crate) const NONE: Claims = Claims { jobs: Vec::new(), more: false, again_in: None };
+    pub(crate) const NONE: Claims =
+        Claims { jobs: Vec::new(), more: false, again_in: None, after_settle: false, at: None };
+}
+
+/// What a claim has found and done at its end. [`ClaimCursor::end`] decides when to claim again.
+pub(crate) struct ServedClaim<'a> {
+    pub(crate) request: &'a ClaimRequest,
+    pub(crate) rooms: &'a Rooms,
+    pub(crate) jobs: Vec<Claimed>,
+    /// Whether it got as many jobs as it wanted.
+    pub(crate) is_full: bool,
+    /// Whether it stopped although more jobs may be due.
+    pub(crate) stopped_early: bool,
+    pub(crate) began: Instant,
+    /// The engine's time.
+    pub(crate) at: Option<DateTime<Utc>>,
+}
+
+/// Remembers, for all claims of this process, that waiting rows cannot be claimed: jobs that are also running or finished,
+/// that have no request, or that cannot be read.
+#[derive(Debug, Default)]
+pub(crate) struct UnsoundRows {
+    skipped_until: Mutex<Option<Instant>>,
+}
+
+impl UnsoundRows {
+    /// Whether claims test each row and skip the unsound ones.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite finds them while it claims"))]
+    pub(crate) fn are_skipped(&self) -> bool {
+        self.until().is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Records that a claim found one. Logs the first one for a while.
+    pub(crate) fn note(&self, error: &dyn Display) {
+        let mut until = self.until();
+        if until.is_none_or(|until| Instant::now() >= until) {
+            *until = Some(Instant::now() + SKIP_UNSOUND_FOR);
+            tracing::error!(%error, "skipping waiting jobs that cannot be claimed; run `longshore check`");
+        }
+    }
+
+    fn until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.skipped_until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Leasing due jobs.
@@ -298,5 +393,21 @@ pub(crate) fn backoff(policy: Option<&RetryPolicy>, id: JobId, attempt: u16) -> 
     match policy {
         Some(policy) => policy.delay(attempt.into(), seed),
         None => RetryPolicy::default().delay(attempt.into(), seed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_with_a_cap_take_turns_with_all_the_others_together() {
+        let capped = |name: &str| ClaimQueue { name: name.into(), cap: Some(2) };
+        let queues = vec!["a".into(), capped("b"), "c".into(), capped("d")];
+        let request = ClaimRequest { queues, ..ClaimRequest::new(WorkerId::new(), 9) };
+        assert_eq!(request.places(0), [0, 1, 0, 2]);
+        assert_eq!(request.places(1), [1, 2, 1, 0]);
+        assert_eq!(request.places(5), [2, 0, 2, 1]);
+        assert_eq!(ClaimRequest::new(WorkerId::new(), 9).places(7), [0]);
     }
 }

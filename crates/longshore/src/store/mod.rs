@@ -41,6 +41,7 @@ pub mod postgres;
 mod queues;
 mod recover;
 mod retain;
+mod rooms;
 mod schedules;
 mod settle;
 #[cfg(feature = "sqlite")]
@@ -55,7 +56,7 @@ pub use crate::rules::enqueue::EnqueuedBatch;
 pub use advance::FlowUpkeep;
 pub use caller::{CallerTransaction, EngineOf};
 pub use check::{CheckReport, Checks, Durability, Problem};
-pub use claim::{ClaimRequest, Claimed, Claiming, Claims, CronOrigin, Suspects};
+pub use claim::{ClaimQueue, ClaimRequest, Claimed, Claiming, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
 pub use enqueue::{Enqueue, KeyWait};
 pub use error_groups::{ErrorGroups, FailureFilter, FailureRecord};

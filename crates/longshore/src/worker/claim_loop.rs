@@ -1,17 +1,13 @@
-//! The loop that claims: waits for free slots, wake-ups and the next poll, and ends a drain.
+//! The loop that claims: it waits for free slots, wake-ups and the next poll, and ends a drain. `claim` decides what to claim.
 
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::claim::{Claimer, Found, MAX_BUFFER_WAIT};
+use super::claim::{Claimer, Found, MAX_BUFFER_WAIT, Wait};
 use super::settings::Settings;
 use super::shared::{Phase, Shared};
 use crate::store::Wakeups;
-
-/// The pause after a failed claim.
-const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
-/// In a drain, how soon to claim again while the last jobs run.
-const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Claims until the worker finishes; in a drain, until no job is due.
 pub(super) async fn run(shared: Arc<Shared>) {
@@ -46,65 +42,55 @@ pub(super) async fn run(shared: Arc<Shared>) {
         // Not cancelled by a stop: claimed jobs must be released before the worker
         // signs off.
         let found = claimer.claim(&mut wakeups).await;
-        let is_drained = found == Found::Nothing
-            && idle
-            && shared.phase() == Phase::Draining
-            && !claimer.has_paused_jobs().await;
-        match found {
-            Found::Full => {
-                tokio::select! {
-                    () = shared.buffer.demand.notified() => {}
-                    () = &mut settled => {}
-                    queue = woken(&mut wakeups, &shared.settings), if claimer.listens_while_full() => {
-                        claimer.on_wakeup(queue);
-                    }
-                    () = sleep_until(claimer.next_check()) => {}
-                    () = shared.reached(Phase::Finishing) => return,
-                }
-            }
-            Found::More => {}
-            Found::Nothing if is_drained => {
-                shared.phase.send_if_modified(|phase| {
-                    let draining = *phase == Phase::Draining;
-                    if draining {
-                        *phase = Phase::Finishing;
-                    }
-                    draining
-                });
-                return;
-            }
-            Found::Some | Found::Nothing if shared.phase() == Phase::Draining => {
-                tokio::select! {
-                    () = &mut settled => {}
-                    () = tokio::time::sleep(DRAIN_POLL_INTERVAL) => {}
-                    () = shared.reached(Phase::Finishing) => return,
-                }
-            }
-            Found::Some | Found::Nothing => {
-                let poll_at = Instant::now() + claimer.next_poll_delay();
-                loop {
-                    tokio::select! {
-                        queue = woken(&mut wakeups, &shared.settings) => claimer.on_wakeup(queue),
-                        () = suspects_settled(&shared, claimer.skipped_suspects) => {}
-                        () = &mut settled, if claimer.capped => {}
-                        () = sleep_until(Some(poll_at)) => {}
-                        () = sleep_until(shared.buffer.overdue_at(MAX_BUFFER_WAIT)) => {
-                            // No reason to claim: releasing jobs notifies this worker too.
-                            claimer.release_overdue_jobs();
-                            continue;
-                        }
-                        () = shared.reached(Phase::Finishing) => return,
-                    }
-                    break;
-                }
-            }
-            Found::Failed => {
-                if !shared.sleep_unless(Phase::Finishing, PAUSE_AFTER_ERROR).await {
-                    return;
-                }
-            }
+        if found == Found::Nothing && idle && is_drained(&shared, &mut claimer).await {
+            return;
+        }
+        if let Some(wait) = claimer.wait(found)
+            && !wait_for_next(&shared, &mut claimer, &mut wakeups, settled.as_mut(), wait).await
+        {
+            return;
         }
         claimer.release_overdue_jobs();
+    }
+}
+
+/// In a drain, lets the worker finish if no job is left.
+async fn is_drained(shared: &Shared, claimer: &mut Claimer) -> bool {
+    if shared.phase() != Phase::Draining || claimer.has_paused_jobs().await {
+        return false;
+    }
+    shared.phase.send_if_modified(|phase| {
+        let draining = *phase == Phase::Draining;
+        if draining {
+            *phase = Phase::Finishing;
+        }
+        draining
+    });
+    true
+}
+
+/// Waits until the next claim. Returns false if the worker finishes first.
+async fn wait_for_next(
+    shared: &Shared,
+    claimer: &mut Claimer,
+    wakeups: &mut Option<Wakeups>,
+    mut settled: Pin<&mut tokio::sync::futures::Notified<'_>>,
+    wait: Wait,
+) -> bool {
+    loop {
+        tokio::select! {
+            () = &mut settled, if wait.settled => {}
+            () = shared.buffer.demand.notified(), if wait.demand => {}
+            queue = woken(wakeups, &shared.settings), if wait.wake_up => claimer.on_wakeup(queue),
+            () = sleep_until(wait.until) => {}
+            () = sleep_until(shared.buffer.overdue_at(MAX_BUFFER_WAIT)) => {
+                // No reason to claim: releasing jobs notifies this worker too.
+                claimer.release_overdue_jobs();
+                continue;
+            }
+            () = shared.reached(Phase::Finishing) => return false,
+        }
+        return true;
     }
 }
 
@@ -123,21 +109,6 @@ async fn subscribe(shared: &Shared) -> Option<Wakeups> {
             tracing::warn!(%error, "cannot subscribe to wake-ups; falling back to polling");
             None
         }
-    }
-}
-
-/// Waits until this worker holds no suspect, if the last claim may have skipped other suspects
-/// because it held one; otherwise waits forever.
-async fn suspects_settled(shared: &Shared, skipped_suspects: bool) {
-    if !skipped_suspects {
-        return std::future::pending().await;
-    }
-    loop {
-        let settled = shared.held.settled.notified();
-        if !shared.held.has_suspect() {
-            return;
-        }
-        settled.await;
     }
 }
 

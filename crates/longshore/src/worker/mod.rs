@@ -29,7 +29,8 @@
 //! | `handler` | what users write: typed jobs, functions, executors, batches, failures |
 //! | `registry` | which handler runs which kind |
 //! | `supervise` | starting the tasks below and stopping them in order |
-//! | `claim` | how many jobs to claim, and when |
+//! | `claim`, `claim_loop` | how many jobs to claim and of which kinds; waiting for the next claim |
+//! | `queues`, `ahead`, `next_claim`, `lost_reply` | parts of that: the queues, the size of the buffer, the time of the next claim, claims whose reply was lost |
 //! | `run_times` | how long the attempts of each kind take |
 //! | `execute` | one attempt: timeout, panic, stop |
 //! | `context` | what a handler receives: its job, state, stop token, checkpoints |
@@ -59,8 +60,11 @@ mod handler;
 mod heartbeat;
 mod hooks;
 mod journal;
+mod lost_reply;
 mod metrics;
+mod next_claim;
 mod progress;
+mod queues;
 mod registry;
 mod run_times;
 mod settings;

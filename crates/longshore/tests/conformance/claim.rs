@@ -69,7 +69,7 @@ async fn higher_priority_comes_first_across_queues(fixture: Fixture) {
         fixture.add(job(kind).queue(queue).priority(priority)).await;
     }
     let worker = fixture.worker().await;
-    let queues = ["red", "green", "blue"].map(String::from).to_vec();
+    let queues = labels(["red", "green", "blue"]);
     let claimed = fixture.claim_with(&ClaimRequest { queues, ..ClaimRequest::new(worker, 9) }).await;
     assert_eq!(kinds(&claimed), ["b", "c", "a", "e", "d"]);
 }
@@ -260,8 +260,8 @@ async fn enqueue_flagged(fixture: &Fixture) {
     }
 }
 
-fn labels<const N: usize>(labels: [&str; N]) -> Vec<String> {
-    labels.map(String::from).to_vec()
+fn labels<T: From<&'static str>, const N: usize>(labels: [&'static str; N]) -> Vec<T> {
+    labels.into_iter().map(T::from).collect()
 }
 
 async fn accept_flags_select_only_jobs_with_one_of_them(fixture: Fixture) {
@@ -397,8 +397,8 @@ async fn a_claim_contains_at_most_one_suspect(fixture: Fixture) {
 async fn a_claim_from_several_queues_contains_at_most_one_suspect(fixture: Fixture) {
     let crashing = fixture.worker().await;
     let queues = labels(["red", "blue", "green"]);
-    for queue in &queues {
-        fixture.add(job("suspect").queue(queue.as_str())).await;
+    for queue in ["red", "blue", "green"] {
+        fixture.add(job("suspect").queue(queue)).await;
     }
     let request = ClaimRequest { queues: queues.clone(), ..ClaimRequest::new(crashing, 9) };
     assert_eq!(fixture.claim_with(&request).await.len(), 3);

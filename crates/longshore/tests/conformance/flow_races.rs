@@ -474,7 +474,7 @@ async fn a_limit_of_a_group_that_is_lowered_during_a_claim_is_not_exceeded_after
         fixture.set_group(&queue, "acme", limit(3)).await.expect("set_group");
         let jobs = (0..4).map(|_| job("step").queue(queue.as_str()).group("acme"));
         fixture.enqueue_many(jobs).await.expect("enqueue");
-        let request = ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(worker, 2) };
+        let request = ClaimRequest { queues: vec![queue.clone().into()], ..ClaimRequest::new(worker, 2) };
         let (client, claimer, copy) = (fixture.client(), other.clone(), request.clone());
         let lowered = limit(1);
         let (lowered, held) =

@@ -115,7 +115,7 @@ async fn equal_groups_get_equal_shares_in_claims_of_every_size(fixture: Fixture)
             fixture.enqueue_many(jobs).await.expect("enqueue");
         }
         let worker = fixture.worker_with(DAY).await;
-        let request = ClaimRequest { queues: vec![queue], ..ClaimRequest::new(worker, size) };
+        let request = ClaimRequest { queues: vec![queue.into()], ..ClaimRequest::new(worker, size) };
         let (mut cursor, mut claimed) = (ClaimCursor::default(), Vec::new());
         while claimed.len() < 300 {
             let claims = fixture.store().claim(&request, &mut cursor).await.expect("claim");
@@ -787,8 +787,11 @@ async fn one_sequence(fixture: &Fixture, mut dice: Dice, has_settings: bool) {
                 let kinds = [None, Some(vec!["work".into()]), Some(vec!["play".into()])]
                     [dice.roll(3) as usize]
                     .clone();
-                let request =
-                    ClaimRequest { queues: vec![queue.clone()], kinds, ..ClaimRequest::new(worker, limit) };
+                let request = ClaimRequest {
+                    queues: vec![queue.clone().into()],
+                    kinds,
+                    ..ClaimRequest::new(worker, limit)
+                };
                 let claims = match dice.roll(2) {
                     0 => fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs,
                     _ => fixture.claim_with(&request).await,
@@ -836,7 +839,7 @@ async fn one_sequence(fixture: &Fixture, mut dice: Dice, has_settings: bool) {
     fixture.advance(3 * HOUR).await;
     fixture.sweep_now().await;
     fixture.advance(HOUR).await;
-    let request = ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(stable, 50) };
+    let request = ClaimRequest { queues: vec![queue.clone().into()], ..ClaimRequest::new(stable, 50) };
     loop {
         let claimed = fixture.claim_with(&request).await;
         if claimed.is_empty() {

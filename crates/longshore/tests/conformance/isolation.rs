@@ -74,7 +74,7 @@ pub(crate) async fn everything_else_works(fixture: &Fixture, round: usize) {
         works("a plain enqueue", async { fixture.enqueue(job("own").queue(own.as_str())).await }).await;
     let batch = vec![job("own").queue("batch"), job("own").queue("batch")];
     works("a plain batch", fixture.enqueue_many(batch)).await;
-    let request = ClaimRequest { queues: vec![own], ..ClaimRequest::new(worker, 1) };
+    let request = ClaimRequest { queues: vec![own.into()], ..ClaimRequest::new(worker, 1) };
     let claims = works("a claim", fixture.client().claim(&request, &mut Default::default())).await;
     assert_eq!(ids(&claims.jobs), [plain.id]);
     let report =

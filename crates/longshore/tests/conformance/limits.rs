@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use longshore::store::{ClaimRequest, Claimed};
+use longshore::store::{ClaimCursor, ClaimQueue, ClaimRequest, Claimed, Suspects};
 use longshore::{Client, Ending, Status, WorkerId};
 
 use crate::fixture::*;
@@ -21,6 +21,9 @@ cases! {
     a_new_limit_applies_to_a_claimer_with_a_warm_cursor,
     a_full_queue_does_not_block_other_queues,
     a_claim_fills_up_with_jobs_below_those_that_a_limit_leaves_out,
+    a_claim_takes_no_more_from_a_queue_than_its_cap,
+    queues_with_a_cap_take_turns_with_the_others,
+    a_claim_says_whether_a_job_waits_for_the_end_of_another,
     a_suspect_needs_a_slot_like_any_other_job,
     a_limit_below_one_is_refused_by_field,
     queues_show_their_settings_and_their_live_jobs,
@@ -210,6 +213,74 @@ async fn a_claim_fills_up_with_jobs_below_those_that_a_limit_leaves_out(fixture:
     let queues = vec![QUEUE.into(), "default".into()];
     let claimed = fixture.claim_with(&ClaimRequest { queues, ..ClaimRequest::new(worker, 3) }).await;
     assert_eq!(ids(&claimed), [first, low, lower]);
+}
+
+fn capped(queue: &str, cap: u32) -> ClaimQueue {
+    ClaimQueue { name: queue.into(), cap: Some(cap) }
+}
+
+fn owned_kinds(claimed: &[Claimed]) -> Vec<String> {
+    kinds(claimed).into_iter().map(str::to_owned).collect()
+}
+
+async fn a_claim_takes_no_more_from_a_queue_than_its_cap(fixture: Fixture) {
+    for priority in [3, 2, 2, 1] {
+        fixture.add(job("capped").queue(QUEUE).priority(priority)).await;
+    }
+    fixture.add(job("grouped").queue(QUEUE).group("acme")).await;
+    fixture.add(job("mail").priority(2)).await;
+    let worker = fixture.worker_with(DAY).await;
+    let claim = async |cap: u32| {
+        let queues = vec![capped(QUEUE, cap), "default".into()];
+        let claimed = fixture.claim_with(&ClaimRequest { queues, ..ClaimRequest::new(worker, 9) }).await;
+        owned_kinds(&claimed)
+    };
+    assert_eq!(claim(0).await, ["mail"]);
+    assert_eq!(claim(1).await, ["capped"]);
+    fixture.limit(QUEUE, Some(3)).await.expect("limit");
+    assert_eq!(claim(9).await, ["capped", "capped"], "one of the three runs");
+    fixture.limit(QUEUE, None).await.expect("limit");
+    assert_eq!(claim(2).await, ["capped", "grouped"]);
+}
+
+async fn queues_with_a_cap_take_turns_with_the_others(fixture: Fixture) {
+    for queue in ["backlog", "small", QUEUE] {
+        fixture.enqueue_many((0..40).map(|_| job(queue).queue(queue))).await.expect("enqueue");
+        fixture.advance(SECOND).await;
+    }
+    let worker = fixture.worker_with(DAY).await;
+    let (mut cursor, mut claimed) = (ClaimCursor::default(), Vec::new());
+    let mut claim = async |limit: u32| {
+        let queues = vec!["backlog".into(), capped("small", 9), capped(QUEUE, 9)];
+        let request = ClaimRequest { queues, ..ClaimRequest::new(worker, limit) };
+        owned_kinds(&fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs)
+    };
+    for _ in 0..6 {
+        claimed.extend(claim(1).await);
+    }
+    claimed.extend(claim(9).await);
+    let count = |queue: &str| claimed.iter().filter(|kind| **kind == queue).count();
+    assert_eq!([count("backlog"), count("small"), count(QUEUE)], [5, 5, 5], "{claimed:?}");
+}
+
+async fn a_claim_says_whether_a_job_waits_for_the_end_of_another(fixture: Fixture) {
+    let worker = limited_queue(&fixture, 1, 2).await;
+    let request = ClaimRequest { queues: vec![QUEUE.into()], ..ClaimRequest::new(worker, 9) };
+    let claim = async |request: &ClaimRequest| {
+        let claims = fixture.store().claim(request, &mut ClaimCursor::default()).await.expect("claim");
+        (claims.jobs.len(), claims.more, claims.after_settle)
+    };
+    assert_eq!(claim(&request).await, (1, false, true));
+    assert_eq!(claim(&request).await, (0, false, true));
+    fixture.enqueue_kind("mail").await;
+    let free = ClaimRequest { queues: vec!["default".into()], ..request.clone() };
+    assert_eq!(claim(&free).await, (1, false, false));
+    fixture.suspect(job("mail")).await;
+    let leave = ClaimRequest { suspects: Suspects::Leave, ..free.clone() };
+    assert_eq!(claim(&leave).await, (0, false, true));
+    fixture.enqueue_kind("mail").await;
+    let capped = ClaimRequest { queues: vec![capped("default", 0)], ..leave };
+    assert_eq!(claim(&capped).await, (0, false, true));
 }
 
 async fn a_suspect_needs_a_slot_like_any_other_job(fixture: Fixture) {

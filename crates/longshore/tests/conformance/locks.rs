@@ -159,6 +159,7 @@ async fn a_locked_job_of_a_limited_queue_does_not_let_the_queue_exceed_its_limit
     roll_back(other).await;
 }
 
+/// The first claim ends with the jobs that are not locked. The next one continues.
 async fn a_locked_suspect_does_not_block_another_suspect(fixture: Fixture) {
     let held = fixture.add(job("mail").priority(20)).await;
     let other = fixture.add(job("mail").priority(10)).await;
@@ -167,8 +168,11 @@ async fn a_locked_suspect_does_not_block_another_suspect(fixture: Fixture) {
     let plain = fixture.add(job("mail").priority(5)).await;
     let lock =
         open_transaction(&fixture, &format!("select 1 from ready where id = '{held}' for update")).await;
-    let worker = fixture.worker().await;
-    assert_eq!(ids(&fixture.claim(worker, 5).await), [other, plain]);
+    let (request, mut cursor) = (ClaimRequest::new(fixture.worker().await, 5), ClaimCursor::default());
+    let mut claim = async || fixture.store().claim(&request, &mut cursor).await.expect("claim");
+    let (first, second) = (claim().await, claim().await);
+    assert_eq!((ids(&first.jobs), first.more), (vec![plain], true));
+    assert_eq!(ids(&second.jobs), [other]);
     roll_back(lock).await;
 }
 

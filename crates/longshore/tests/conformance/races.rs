@@ -282,7 +282,7 @@ async fn a_limit_set_during_a_claim_is_not_exceeded_afterwards(fixture: Fixture)
     for round in 0..ROUNDS {
         let queue = format!("q{round}");
         fixture.enqueue_many((0..4).map(|_| job("step").queue(queue.as_str()))).await.expect("enqueue");
-        let request = ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(worker, 2) };
+        let request = ClaimRequest { queues: vec![queue.clone().into()], ..ClaimRequest::new(worker, 2) };
         let start = Arc::new(Barrier::new(2));
         let (limiter, name) = (fixture.client(), queue.clone());
         let limit = spawn_at(&start, async move { limiter.limit(&name, Some(1)).await });

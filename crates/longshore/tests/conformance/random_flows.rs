@@ -196,7 +196,7 @@ impl Model {
 
     async fn claim(&mut self, fixture: &Fixture, limit: u32) {
         let request =
-            ClaimRequest { queues: vec![self.queue.clone()], ..ClaimRequest::new(self.worker, limit) };
+            ClaimRequest { queues: vec![self.queue.clone().into()], ..ClaimRequest::new(self.worker, limit) };
         for claimed in fixture.claim_with(&request).await {
             let job = claimed.lease().id.0;
             assert_eq!(self.jobs[&job], State::Waiting { is_held: false }, "{job} was claimed");

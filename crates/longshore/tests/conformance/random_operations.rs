@@ -201,7 +201,8 @@ impl Model {
         });
         let expected: Vec<_> = due.iter().take(limit as usize).map(|(_, _, id, _)| *id).collect();
         let worker = if crashing { self.crashing } else { self.stable };
-        let request = ClaimRequest { queues: vec![self.queue.clone()], ..ClaimRequest::new(worker, limit) };
+        let request =
+            ClaimRequest { queues: vec![self.queue.clone().into()], ..ClaimRequest::new(worker, limit) };
         let claimed = self.fixture.claim_with(&request).await;
         assert_eq!(ids(&claimed), expected);
         for claimed in claimed {

@@ -263,7 +263,7 @@ async fn apply(fixture: &Fixture, id: JobId, state: &State, event: Event) -> boo
         Event::Claim => {
             let queue = fixture.job(id).await.queue;
             let worker = fixture.worker_with(DAY).await;
-            let request = ClaimRequest { queues: vec![queue], ..ClaimRequest::new(worker, 5) };
+            let request = ClaimRequest { queues: vec![queue.into()], ..ClaimRequest::new(worker, 5) };
             fixture.claim_with(&request).await.iter().any(|claimed| claimed.lease().id == id)
         }
         Event::Settle(ending) => {

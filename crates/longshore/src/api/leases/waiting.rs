@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::sessions::{ClaimState, ClaimingCall, Session};
 use super::*;
-use crate::store::{CancelNotices, ClaimCursor, ClaimRequest, Claimed, LiveLease, Suspects, Wakeups};
+use crate::store::{CancelNotices, ClaimRequest, Claimed, LiveLease, Suspects, Wakeups};
 
-/// The minimum pause before the next claim if a rate lets a job start.
-const MIN_RATE_PAUSE: Duration = Duration::from_millis(1);
 /// How soon a waiting call polls for work without a wake-up. The interval doubles up to the
 /// second value, as in a Rust worker.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -140,32 +138,22 @@ impl OpenCall<'_> {
         let mut poll_interval = POLL_INTERVAL;
         loop {
             let started = Instant::now();
-            let mut found = self.claim_now(state, limit).await?;
-            // Released jobs may be behind the cursor. The cursor limits how often the head is
-            // scanned, because many jobs that this worker does not handle may wait there.
-            let mut head_due = state.cursor.head_due(started, false).filter(|_| found.jobs.is_empty());
-            if head_due.is_some() && wakeups.is_none() && state.cursor.is_head_cheap() {
-                // The next call may not come soon.
-                state.cursor = ClaimCursor::default();
-                found = self.claim_now(state, limit).await?;
-                head_due = None;
+            let (mut found, mut again_in) = self.claim_now(state, limit).await?;
+            // Released jobs may be behind the cursor, and the next call may not come soon.
+            if found.jobs.is_empty() && wakeups.is_none() && state.cursor.look_if_cheap(started) {
+                (found, again_in) = self.claim_now(state, limit).await?;
             }
             if !found.jobs.is_empty() || self.has_unreported() || call.is_superseded(minimum) {
                 return Ok(found);
             }
-            let next_poll = tokio::time::Instant::now() + poll_interval.min(self.beat_every);
-            let next_claim = head_due.map_or(next_poll, |due| next_poll.min(due.into())).min(self.until);
-            // A job can start or be found sooner.
-            let next_claim = match state.cursor.again_in(Instant::now()) {
-                Some(again_in) => next_claim.min(tokio::time::Instant::now() + again_in.max(MIN_RATE_PAUSE)),
-                None => next_claim,
-            };
+            let next_poll = poll_interval.min(self.beat_every);
+            let next_claim = again_in.map_or(next_poll, |again_in| again_in.min(next_poll));
+            let next_claim = (tokio::time::Instant::now() + next_claim).min(self.until);
             poll_interval = (poll_interval * 2).min(MAX_POLL_INTERVAL);
             loop {
                 tokio::select! {
                     queue = woken(&mut wakeups) => {
                         if queue.is_none_or(|queue| state.filter.0.contains(&queue)) {
-                            state.cursor.note_wake_up();
                             poll_interval = POLL_INTERVAL;
                             break;
                         }
@@ -226,8 +214,12 @@ impl OpenCall<'_> {
         Ok(())
     }
 
-    /// Claims in batches, until there are enough jobs or enough bytes for one response.
-    async fn claim_now(&self, state: &mut ClaimState, limit: u32) -> ApiResult<Undelivered> {
+    /// Claims in batches, until there are enough jobs or enough bytes for one response. Also returns when to claim again.
+    async fn claim_now(
+        &self,
+        state: &mut ClaimState,
+        limit: u32,
+    ) -> ApiResult<(Undelivered, Option<Duration>)> {
         let client = &self.server.client;
         let mut found = Undelivered::none(client);
         let (mut wanted, mut bytes) = (limit, 0);
@@ -235,8 +227,10 @@ impl OpenCall<'_> {
         loop {
             let (queues, kinds) = state.filter.clone();
             let size = state.batch.of(wanted);
+            let queues = queues.into_iter().map(Into::into).collect();
             let request = ClaimRequest { queues, kinds, suspects, ..ClaimRequest::new(self.worker, size) };
-            let claimed = client.claim(&request, &mut state.cursor).await?.jobs;
+            let claims = client.claim(&request, &mut state.cursor).await?;
+            let claimed = claims.jobs;
             let count = claimed.len() as u32;
             bytes += claimed.iter().map(job_bytes).sum::<usize>();
             let suspect = claimed.iter().find(|job| job.interruptions() > 0).map(Claimed::lease);
@@ -253,7 +247,7 @@ impl OpenCall<'_> {
                 state.batch.grow();
             }
             if wanted == 0 || !is_full || bytes >= MAX_JOB_BYTES {
-                return Ok(found);
+                return Ok((found, claims.again_in));
             }
         }
     }

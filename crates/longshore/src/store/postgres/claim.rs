@@ -1,31 +1,33 @@
-//! Claim: moves due jobs from `ready` to `running`, in order, never one job twice.
-//! The statements are in `claim_sql`.
+//! Claim: moves due jobs from `ready` to `running`, in order, never one job twice. This file owns the steps of a claim and its transaction:
+//! it looks, or resumes from the cursor, and takes jobs without a group. `claim_limits` and `claim_groups` have what needs locks.
+//!
+//! A claim without limits and groups has no transaction: each of its statements is committed, so it ends with the first one that takes
+//! jobs. A failure afterwards would lose their leases.
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use super::PostgresStore;
-use super::claim_groups::{rate, take_from_groups};
-use super::claim_sql::{
-    COUNT_LIMITED, DISCOVER, LOCK_LIMITED, MAX_CLAIM, PACE_QUEUES, TAKE, TAKE_FROM_ONE, TAKE_UNLOCKED,
-    skipping_unsound,
-};
+use super::claim_groups::take_from_groups;
+use super::claim_limits::{lock_queues, store_rates};
+use super::claim_rows::{Reader, bind_filter, jobs, statement};
+use super::claim_sql::{LOOK, LOOK_WITHIN_ROOM, MAX_CLAIM, TAKE};
 use super::run::Mode;
-use super::tx::{Fault, Query, Sql, Tx};
+use super::tx::{Query, Sql, Tx};
 use crate::error::{Error, Result};
-use crate::job::{FlowId, JobId, WorkerId};
-use crate::rules::enqueue::Options;
-use crate::rules::turns::Rate;
-use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
-use crate::store::{ClaimRequest, Claimed, Claiming, Claims, Lease, Suspects, shared};
+use crate::store::claim::ServedClaim;
+use crate::store::cursor::{ClaimCursor, Level, Part, Position, Read, Start, WaitingSuspects};
+use crate::store::rooms::Rooms;
+use crate::store::{ClaimRequest, Claimed, Claiming, Claims, Suspects};
+
+/// How often one claim plans again at most, if others have locked what it planned to take.
+const MAX_ROUNDS: usize = 3;
+const ALL: RangeInclusive<i16> = i16::MIN..=i16::MAX;
 
 #[async_trait]
 impl Claiming for PostgresStore {
@@ -49,8 +51,8 @@ async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor
     match claim_once(tx, request, cursor).await {
         // Nothing is leased. The second try skips the rows that cannot be claimed, so that
         // they do not stop their queue.
-        Err(fault) if fault.is_unsound_row() && !cursor.skips_unsound(Instant::now()) => {
-            skip_unsound(cursor, fault);
+        Err(fault) if fault.is_unsound_row() && !tx.store.unsound.are_skipped() => {
+            tx.store.unsound.note(&Error::from(fault));
             cursor.restart();
             claim_once(tx, request, cursor).await
         }
@@ -60,167 +62,134 @@ async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor
     .inspect_err(|_| cursor.restart())
 }
 
-fn skip_unsound(cursor: &mut ClaimCursor, fault: Fault) {
-    if cursor.skip_unsound(Instant::now()) {
-        let error = Error::from(fault);
-        tracing::error!(%error, "skipping waiting jobs that cannot be claimed; run `longshore check`");
-    }
-}
-
 async fn claim_once(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
-    let wanted = (request.limit as usize).min(MAX_CLAIM);
-    let mut jobs = Vec::new();
-    if wanted == 0 || request.queues.is_empty() {
+    let began = Instant::now();
+    let mut run = ClaimRun::new(request, cursor);
+    if run.left() == 0 || request.queues.is_empty() {
         return Ok(Claims::NONE);
     }
-    let start = cursor.start(request, Instant::now());
-    if start != Start::Head {
-        let limited = cursor.segments().iter().any(|segment| segment.limited)
-            || cursor.lines().iter().any(|line| line.limited);
-        let more = take_any(tx, request, cursor, &mut jobs, start, limited).await?;
-        let may_scan_head = cursor.may_scan_head(Instant::now());
-        // Return the jobs found so far before a head scan; the next claim can make it.
-        if more || !jobs.is_empty() || !may_scan_head {
-            return Ok(Claims {
-                jobs,
-                more: more || may_scan_head,
-                again_in: cursor.again_in(Instant::now()),
-            });
-        }
+    let mut looks = run.cursor.start(request, began) == Start::Look;
+    if !looks {
+        serve(tx, &mut run, None).await?;
+        // Return the jobs found so far before a look; the next claim can make it.
+        looks = run.jobs.is_empty() && !run.stopped_early && run.cursor.may_look(Instant::now());
     }
-    let more = claim_from_head(tx, request, cursor, &mut jobs).await?;
-    Ok(Claims { jobs, more, again_in: cursor.again_in(Instant::now()) })
-}
-
-async fn claim_from_head(
-    tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &mut ClaimCursor,
-    jobs: &mut Vec<Claimed>,
-) -> Sql<bool> {
-    let (began, looked) = (Instant::now(), cursor.groups.looked());
-    let found = discover(tx, request, cursor).await?;
-    let mut more = false;
-    if found.any {
-        more = take_any(tx, request, cursor, jobs, Start::Head, found.limited).await?;
-    } else {
-        cursor.advance(&[], false, Some(found.now));
+    if looks {
+        let (began, looked_behind) = (Instant::now(), run.cursor.groups.looked());
+        let (wanted, lowest) = (run.left(), request.lowest_priority());
+        let plan = look(tx, &mut run, None, lowest, wanted, &LeftOut::default()).await?;
+        serve(tx, &mut run, Some(plan)).await?;
+        // Looks behind positions in groups have a pause of their own.
+        let looked_behind = run.cursor.groups.looked() - looked_behind;
+        run.cursor.looked(began.elapsed().saturating_sub(looked_behind), Instant::now());
     }
-    // Looks have a pause of their own.
-    cursor.head_scanned(began + (cursor.groups.looked() - looked), Instant::now());
-    Ok(more)
+    let is_full = run.left() == 0;
+    let ClaimRun { request, cursor, rooms, jobs, stopped_early, at } = run;
+    let claim = ServedClaim { request, rooms: &rooms, jobs, is_full, stopped_early, began, at };
+    Ok(cursor.end(claim, Instant::now()))
 }
 
-/// The result of looking for segments.
-struct Discovered {
-    now: DateTime<Utc>,
-    /// Whether a requested queue has a limit.
-    limited: bool,
-    /// Whether any job waits.
-    any: bool,
+/// A claim in progress.
+pub(super) struct ClaimRun<'a> {
+    pub(super) request: &'a ClaimRequest,
+    pub(super) cursor: &'a mut ClaimCursor,
+    pub(super) rooms: Rooms,
+    pub(super) jobs: Vec<Claimed>,
+    /// Whether it stopped although more jobs may be due.
+    pub(super) stopped_early: bool,
+    /// The engine's time.
+    pub(super) at: Option<DateTime<Utc>>,
 }
 
-async fn discover(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Discovered> {
-    let query = sqlx::query(tx.sql(DISCOVER)).bind(&request.queues).bind(request.lowest_priority());
-    let rows = query.fetch_all(&mut *tx.connection).await?;
-    let first = rows
-        .first()
-        .ok_or_else(|| Error::internal("the statement that finds waiting queues returned no row"))?;
-    let (now, suspects, limited) = (first.try_get(0)?, first.try_get(1)?, first.try_get(2)?);
-    let mut segments = Vec::with_capacity(rows.len());
-    let mut lines = Vec::new();
-    for row in &rows {
-        if let Some(queue) = row.try_get::<Option<String>, _>(3)? {
-            let (limited, priority) = (row.try_get(4)?, row.try_get(5)?);
-            if row.try_get(6)? {
-                lines.push(Line { queue, limited, priority, after: None });
-            } else {
-                segments.push(Segment { queue, limited, priority, after: None });
-            }
-        }
+impl<'a> ClaimRun<'a> {
+    fn new(request: &'a ClaimRequest, cursor: &'a mut ClaimCursor) -> Self {
+        let rooms = Rooms::new(request);
+        ClaimRun { request, cursor, rooms, jobs: Vec::new(), stopped_early: false, at: None }
     }
-    let any = suspects || !segments.is_empty() || !lines.is_empty();
-    cursor.set_segments(segments, suspects, now);
-    cursor.set_lines(lines, first.try_get(7)?, Instant::now());
-    Ok(Discovered { now, limited, any })
+
+    /// How many jobs are still wanted.
+    fn left(&self) -> usize {
+        (self.request.limit as usize).min(MAX_CLAIM).saturating_sub(self.jobs.len())
+    }
+
+    /// Whether it may take a suspect: one at a time, including one that it already took.
+    pub(super) fn may_take_suspect(&self) -> bool {
+        self.request.suspects == Suspects::One && self.jobs.iter().all(|job| job.interruptions == 0)
+    }
+
+    pub(super) fn add(&mut self, job: Claimed) {
+        self.rooms.start(&job.queue);
+        self.jobs.push(job);
+    }
+
+    /// The room of a queue as a parameter.
+    fn cap(&self, queue: &str) -> Option<i32> {
+        self.rooms.of(queue).map(jobs)
+    }
+
+    /// The levels of these priorities from which jobs without a group may be taken.
+    fn open_levels(&self, priorities: &RangeInclusive<i16>, left_out: &LeftOut) -> Vec<&Level> {
+        let is_open = |level: &&Level| {
+            level.has_jobs
+                && priorities.contains(&level.priority)
+                && (!level.limited || self.rooms.is_locked(&level.queue))
+                && self.rooms.of(&level.queue) != Some(0)
+                && !left_out
+                    .levels
+                    .iter()
+                    .any(|(queue, priority)| *priority == level.priority && *queue == level.queue)
+        };
+        self.cursor.levels().iter().filter(is_open).collect()
+    }
 }
 
-async fn take_any(
-    tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &mut ClaimCursor,
-    jobs: &mut Vec<Claimed>,
-    start: Start,
-    limited: bool,
-) -> Sql<bool> {
-    let wanted = (request.limit as usize).min(MAX_CLAIM) - jobs.len();
-    let mut room = Room::new(request);
-    if !limited && cursor.lines().is_empty() {
-        let all = i16::MIN..=i16::MAX;
-        return take(tx, request, cursor, jobs, start, all, wanted, &mut room, Commits::EachStatement).await;
+/// Takes jobs from the cursor's levels. `plan` is from a look at all of them.
+async fn serve(tx: &mut Tx<'_>, run: &mut ClaimRun<'_>, plan: Option<Plan>) -> Sql<()> {
+    if !run.cursor.has_limits() && !run.cursor.has_turns() {
+        let wanted = run.left();
+        return take_plain(tx, run, ALL, wanted, plan, Commits::EachStatement).await;
     }
     let mut transaction = tx.begin_indexed().await?;
     let tx = &mut transaction.tx();
-    if limited {
-        room.lock(tx, request).await?;
+    if run.cursor.has_limits() {
+        let queues: Vec<String> = run.request.queues.iter().map(|queue| queue.name.clone()).collect();
+        run.at = lock_queues(tx, &queues, &mut run.rooms).await?.or(run.at);
     }
-    let (before, groups_first, mut has_more) = (jobs.len(), cursor.groups_come_first(), false);
-    for part in cursor.parts() {
-        let left = wanted - (jobs.len() - before);
-        if left > 0 {
-            has_more |= take_part(tx, request, cursor, jobs, part, groups_first, left, &mut room).await?;
+    let groups_first = run.cursor.groups_come_first();
+    for part in run.cursor.parts() {
+        if run.left() > 0 {
+            take_part(tx, run, part, groups_first).await?;
         }
     }
-    room.store(tx, cursor).await?;
-    transaction.commit().await?;
-    jobs[before..].sort_by_key(Claimed::order);
-    let full = jobs.len() - before >= wanted;
-    cursor.set_full(full);
-    if has_more && !full {
-        cursor.resume_next();
+    store_rates(tx, &run.rooms).await?;
+    if let Some(next) = run.rooms.next_start() {
+        run.cursor.note_next_start(next);
     }
-    Ok(full || has_more)
+    transaction.commit().await
 }
 
-/// Takes up to `wanted` jobs of a part. Returns whether it stopped before the end of a line. Where jobs with and without a group have the same
-/// priority, each side gets half, and what the other leaves.
-#[expect(clippy::too_many_arguments, reason = "the arguments of the claim, and which part of it this is")]
-async fn take_part(
-    tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &mut ClaimCursor,
-    jobs: &mut Vec<Claimed>,
-    part: Part,
-    groups_first: bool,
-    wanted: usize,
-    room: &mut Room,
-) -> Sql<bool> {
-    let (before, mut has_more) = (jobs.len(), false);
+/// Takes jobs of a part. Where jobs with and without a group have the same priority, each side gets half, and what the other
+/// leaves.
+async fn take_part(tx: &mut Tx<'_>, run: &mut ClaimRun<'_>, part: Part, groups_first: bool) -> Sql<()> {
+    let (wanted, together) = (run.left(), Commits::Together);
     let level = match part {
-        Part::Plain(priorities) => {
-            let (start, commits) = (Start::Resume, Commits::Together);
-            take(tx, request, cursor, jobs, start, priorities, wanted, room, commits).await?;
-            return Ok(false);
-        }
-        Part::Groups(priority) => {
-            return take_from_groups(tx, request, cursor, jobs, priority, wanted, room).await;
-        }
+        Part::Plain(priorities) => return take_plain(tx, run, priorities, wanted, None, together).await,
+        Part::Groups(priority) => return take_from_groups(tx, run, priority, wanted).await,
         Part::Mixed(priority) => priority,
     };
-    let half = wanted.div_ceil(2);
-    for (of_groups, share) in [(groups_first, half), (!groups_first, wanted), (groups_first, wanted)] {
-        let left = share.min(wanted - (jobs.len() - before).min(wanted));
-        if left == 0 {
+    let reserved = wanted / 2;
+    for (of_groups, reserved) in [(groups_first, reserved), (!groups_first, 0), (groups_first, 0)] {
+        let wanted = run.left().saturating_sub(reserved);
+        if wanted == 0 {
             continue;
         }
         if of_groups {
-            has_more = take_from_groups(tx, request, cursor, jobs, level, left, room).await?;
+            take_from_groups(tx, run, level, wanted).await?;
         } else {
-            let (start, commits) = (Start::Resume, Commits::Together);
-            take(tx, request, cursor, jobs, start, level..=level, left, room, commits).await?;
+            take_plain(tx, run, level..=level, wanted, None, together).await?;
         }
     }
-    Ok(has_more)
+    Ok(())
 }
 
 /// When the statements of a claim are committed.
@@ -230,336 +199,309 @@ enum Commits {
     Together,
 }
 
-/// How many jobs a claim may still start in queues with a limit or a rate, and in all. The claim
-/// that locks the row of such a queue counts the queue's running jobs and takes only the rest. The
-/// count is a separate statement, so that it sees the commit of the previous claim. Other claims
-/// skip the queue meanwhile.
-pub(super) struct Room {
-    queues: BTreeMap<String, QueueRoom>,
-    /// How many jobs can start at once; a rate admits no more.
-    pub(super) startable: usize,
+/// Levels and suspects that others have locked. This claim leaves them out.
+#[derive(Default)]
+struct LeftOut {
+    levels: Vec<(String, i16)>,
+    suspects: Vec<Uuid>,
 }
 
-struct QueueRoom {
-    by_limit: Option<i64>,
-    rate: Option<Rate>,
-    paced_until: Option<DateTime<Utc>>,
-    now: DateTime<Utc>,
-    started: usize,
-}
-
-impl Room {
-    fn new(request: &ClaimRequest) -> Self {
-        Room { queues: BTreeMap::new(), startable: request.startable as usize }
-    }
-
-    async fn lock(&mut self, tx: &mut Tx<'_>, request: &ClaimRequest) -> Sql<()> {
-        let locked =
-            sqlx::query(tx.sql(LOCK_LIMITED)).bind(&request.queues).fetch_all(&mut *tx.connection).await?;
-        for row in &locked {
-            let room = QueueRoom {
-                by_limit: row.try_get::<Option<i32>, _>(1)?.map(i64::from),
-                rate: rate(row.try_get(2)?, row.try_get(3)?, row.try_get(4)?),
-                paced_until: row.try_get(5)?,
-                now: row.try_get(6)?,
-                started: 0,
-            };
-            self.queues.insert(row.try_get(0)?, room);
-        }
-        let limited = self.queues.iter().filter(|(_, room)| room.by_limit.is_some());
-        let names: Vec<&str> = limited.map(|(name, _)| name.as_str()).collect();
-        let running = sqlx::query(tx.sql(COUNT_LIMITED)).bind(&names).fetch_all(&mut *tx.connection).await?;
-        for row in &running {
-            if let Some(room) = self.queues.get_mut(row.try_get::<&str, _>(0)?) {
-                room.by_limit =
-                    room.by_limit.zip(row.try_get(1)?).map(|(limit, running): (i64, i64)| limit - running);
-            }
-        }
-        Ok(())
-    }
-
-    /// How many jobs the queue may still start; `None` if it has neither a limit nor a rate.
-    pub(super) fn of(&self, queue: &str) -> Option<usize> {
-        let room = self.queues.get(queue)?;
-        let by_limit = room.by_limit.map_or(usize::MAX, |left| left.max(0) as usize);
-        let by_rate = room.rate.map_or(usize::MAX, |rate| rate.room(room.paced_until, room.now));
-        let left = by_limit.min(by_rate).saturating_sub(room.started);
-        Some(if room.rate.is_some() { left.min(self.startable) } else { left })
-    }
-
-    /// Counts jobs that were claimed.
-    pub(super) fn count(&mut self, jobs: &[Claimed]) {
-        self.startable = self.startable.saturating_sub(jobs.len());
-        for job in jobs {
-            if let Some(room) = self.queues.get_mut(&*job.queue) {
-                room.started += 1;
-            }
-        }
-    }
-
-    /// Stores the new state of the rates.
-    async fn store(&self, tx: &mut Tx<'_>, cursor: &mut ClaimCursor) -> Sql<()> {
-        let (mut names, mut paced) = (Vec::new(), Vec::new());
-        for (name, room) in &self.queues {
-            let Some(rate) = room.rate else { continue };
-            let until = rate.paced_until(room.paced_until, room.now, room.started);
-            let next = rate.next_start(Some(until), room.now);
-            if next > room.now {
-                cursor.note_next_start(next);
-            }
-            if room.started > 0 {
-                names.push(name.as_str());
-                paced.push(until);
-            }
-        }
-        if !names.is_empty() {
-            sqlx::query(tx.sql(PACE_QUEUES)).bind(&names).bind(&paced).execute(&mut *tx.connection).await?;
-        }
-        Ok(())
-    }
-}
-
-/// Takes up to `wanted` jobs from the cursor's segments of these priorities. Returns whether more
-/// jobs may be due.
-#[expect(clippy::too_many_arguments, reason = "the arguments of the claim, and which part of it this is")]
-async fn take(
+/// Takes up to `wanted` jobs without a group, of these priorities. If others have locked some of those that were planned, perhaps for
+/// long, it takes the next ones, which must not wait.
+async fn take_plain(
     tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &mut ClaimCursor,
-    jobs: &mut Vec<Claimed>,
-    start: Start,
+    run: &mut ClaimRun<'_>,
     priorities: RangeInclusive<i16>,
     wanted: usize,
-    room: &mut Room,
+    mut first: Option<Plan>,
     commits: Commits,
-) -> Sql<bool> {
-    let before = jobs.len();
-    let suspect = may_take_suspect(request, jobs);
-    let segments: Vec<&Segment> =
-        cursor.segments().iter().filter(|segment| priorities.contains(&segment.priority)).collect();
-    if segments.is_empty() && !(suspect && cursor.saw_suspects()) {
-        cursor.set_full(false);
-        return Ok(false);
-    }
-    let single = match segments[..] {
-        [segment] if room.queues.is_empty() && !(suspect && cursor.saw_suspects()) => Some(segment),
-        _ => None,
-    };
-    let query = match single {
-        Some(segment) => {
-            let probe = start == Start::Probe;
-            bind_take_from_one(statement(tx, cursor, TAKE_FROM_ONE), request, segment, wanted, probe)
+) -> Sql<()> {
+    let (before, mut left_out) = (run.jobs.len(), LeftOut::default());
+    for round in 0..MAX_ROUNDS {
+        let taken = run.jobs.len() - before;
+        if taken == wanted {
+            return Ok(());
         }
-        None => {
-            bind_take(statement(tx, cursor, TAKE), request, &segments, &priorities, room, wanted, suspect)
+        if taken > 0 && commits == Commits::EachStatement {
+            break;
         }
-    };
-    let rows = query.fetch_all(&mut *tx.connection).await?;
-    let Scan { at, chosen } = read_taken(&rows, request.worker, single, jobs)?;
-    // The statement reads as many candidates as are wanted. If the limit of a queue left some of them out, it has
-    // not read what comes after them.
-    let is_cut = chosen < wanted && single.is_none() && candidates(&rows)? >= wanted;
-    let missing = wanted - (jobs.len() - before);
-    let mut full = chosen >= wanted;
-    // Other transactions have locked some of the chosen rows, perhaps for long. If the
-    // choice was limited, more jobs may be due after them, which must not wait.
-    let limited = full || !room.queues.is_empty() || (suspect && cursor.saw_suspects());
-    room.count(&jobs[before..]);
-    if wanted - missing < chosen && limited {
-        let first = jobs.len();
-        let suspect = may_take_suspect(request, jobs);
-        let statement = statement(tx, cursor, TAKE_UNLOCKED);
-        let query = bind_take(statement, request, &segments, &priorities, room, missing, suspect);
-        match query.fetch_all(&mut *tx.connection).await.map_err(Fault::from) {
-            Ok(rows) => full = read_taken(&rows, request.worker, None, jobs)?.chosen >= missing,
-            Err(fault) if fault.is_unsound_row() && commits == Commits::Together => return Err(fault),
-            // The first statement is already stored; the next claim skips the row.
-            Err(fault) if fault.is_unsound_row() => {
-                skip_unsound(cursor, fault);
-                full = true;
-            }
-            // A retry of both statements after a transient fault would lose the leases of the
-            // first. So the fault is not retried; the caller finds the leases with
-            // `Workers::leases`.
-            Err(fault) => return Err(Fault::Ours(fault.into())),
-        }
-        room.count(&jobs[first..]);
-    }
-    jobs[before..].sort_by_key(Claimed::order);
-    let taken: Vec<Taken> = jobs[before..].iter().filter(|job| job.interruptions == 0).map(taken).collect();
-    cursor.advance_in(priorities.clone(), &taken, full || is_cut, Some(at));
-    let left = wanted.saturating_sub(jobs.len() - before);
-    if is_cut && !full && jobs.len() > before {
-        let start = Start::Resume;
-        return Box::pin(take(tx, request, cursor, jobs, start, priorities, left, room, commits)).await;
-    }
-    Ok(full)
-}
-
-/// A claim statement, in the variant that the cursor requires.
-pub(super) fn statement<'q>(tx: &Tx<'_>, cursor: &ClaimCursor, text: &'static str) -> Query<'q> {
-    if cursor.skips_unsound(Instant::now()) {
-        sqlx::query(AssertSqlSafe(tx.fill(&skipping_unsound(text))))
-    } else {
-        sqlx::query(tx.sql(text))
-    }
-}
-
-/// Whether this call may take a suspect: one at a time, including one it already took.
-pub(super) fn may_take_suspect(request: &ClaimRequest, jobs: &[Claimed]) -> bool {
-    request.suspects == Suspects::One && jobs.iter().all(|job| job.interruptions == 0)
-}
-
-fn bind_take_from_one<'q>(
-    query: Query<'q>,
-    request: &ClaimRequest,
-    segment: &Segment,
-    wanted: usize,
-    probe: bool,
-) -> Query<'q> {
-    let query = query
-        .bind(segment.queue.clone())
-        .bind(segment.priority)
-        .bind(segment.after.map(|after| after.run_at))
-        .bind(segment.after.map(|after| after.id));
-    bind_filter(query, request).bind(request.worker.0).bind(wanted as i64).bind(probe)
-}
-
-/// Binds the three parameters that decide which jobs the worker takes.
-pub(super) fn bind_filter<'q>(query: Query<'q>, request: &ClaimRequest) -> Query<'q> {
-    query
-        .bind(request.kinds.clone())
-        .bind((!request.accept_flags.is_empty()).then(|| request.accept_flags.clone()))
-        .bind((!request.forbid_flags.is_empty()).then(|| request.forbid_flags.clone()))
-}
-
-/// Binds the thirteen parameters of [`TAKE`] and [`TAKE_UNLOCKED`].
-fn bind_take<'q>(
-    query: Query<'q>,
-    request: &ClaimRequest,
-    segments: &[&Segment],
-    priorities: &RangeInclusive<i16>,
-    room: &Room,
-    wanted: usize,
-    suspect: bool,
-) -> Query<'q> {
-    let cap = |queue: &String| room.of(queue).map(|left| i32::try_from(left).unwrap_or(i32::MAX));
-    let segments = segments.iter();
-    let query = query
-        .bind(request.queues.clone())
-        .bind(request.queues.iter().map(cap).collect::<Vec<_>>())
-        .bind(request.worker.0)
-        .bind(segments.clone().map(|segment| segment.queue.clone()).collect::<Vec<_>>())
-        .bind(segments.clone().map(|segment| segment.priority).collect::<Vec<_>>())
-        .bind(segments.clone().map(|segment| segment.after.map(|after| after.run_at)).collect::<Vec<_>>())
-        .bind(segments.map(|segment| segment.after.map(|after| after.id)).collect::<Vec<_>>());
-    bind_filter(query, request)
-        .bind(wanted as i32)
-        .bind(i32::from(suspect))
-        .bind(request.lowest_priority().max(*priorities.start()))
-}
-
-fn taken(job: &Claimed) -> Taken<'_> {
-    Taken {
-        queue: &job.queue,
-        priority: job.priority,
-        at: Position { run_at: job.run_at, id: job.lease.id.0 },
-    }
-}
-
-/// What a claim statement returns in addition to the jobs.
-struct Scan {
-    /// The engine's time of the statement.
-    at: DateTime<Utc>,
-    /// The number of jobs chosen, including those that others had locked.
-    chosen: usize,
-}
-
-fn read_taken(
-    rows: &[PgRow],
-    worker: WorkerId,
-    single: Option<&Segment>,
-    jobs: &mut Vec<Claimed>,
-) -> Sql<Scan> {
-    let first = rows.first().ok_or_else(|| Error::internal("a claim statement returned no row"))?;
-    let mut reader = Reader::new(worker, first.try_get(0)?, single);
-    let before = jobs.len();
-    jobs.reserve(rows.len());
-    for row in rows {
-        if let Some(id) = row.try_get::<Option<Uuid>, _>(1)? {
-            jobs.push(reader.read(row, JobId(id))?);
-        }
-    }
-    let chosen = match single {
-        // This statement chooses and locks in one step.
-        Some(_) => jobs.len() - before,
-        None => first.try_get::<i64, _>(15)? as usize,
-    };
-    Ok(Scan { at: reader.claimed_at, chosen })
-}
-
-/// How many due jobs the statement read, before the limits of their queues.
-fn candidates(rows: &[PgRow]) -> Sql<usize> {
-    let first = rows.first().ok_or_else(|| Error::internal("a claim statement returned no row"))?;
-    Ok(first.try_get::<i64, _>(16)? as usize)
-}
-
-/// Reads the rows of a claim. Kinds and queues that repeat from row to row share memory.
-pub(super) struct Reader {
-    worker: WorkerId,
-    claimed_at: DateTime<Utc>,
-    /// The queue and priority of a claim from a single segment, whose rows lack them.
-    single: Option<(Arc<str>, i16)>,
-    queue: Arc<str>,
-    kind: Arc<str>,
-}
-
-impl Reader {
-    pub(super) fn new(worker: WorkerId, claimed_at: DateTime<Utc>, single: Option<&Segment>) -> Self {
-        let single = single.map(|segment| (Arc::from(segment.queue.as_str()), segment.priority));
-        Reader { worker, claimed_at, single, queue: "".into(), kind: "".into() }
-    }
-
-    pub(super) fn read(&mut self, row: &PgRow, id: JobId) -> Sql<Claimed> {
-        let (queue, priority, interruptions) = match &self.single {
-            Some((queue, priority)) => (queue.clone(), *priority, 0),
+        let plan = match first.take() {
+            Some(plan) => plan,
             None => {
-                let queue = shared(&mut self.queue, row.try_get(12)?);
-                (queue, row.try_get(13)?, row.try_get::<i16, _>(14)? as u16)
+                let plan = plan(tx, run, &priorities, wanted - taken, &left_out).await?;
+                let resumes = round == 0 && commits == Commits::EachStatement;
+                let highest = run.cursor.levels().iter().map(|level| level.priority).max();
+                // New jobs may have arrived, also some of a higher priority.
+                Plan { unless_above: highest.filter(|_| resumes && run.cursor.was_short()), ..plan }
             }
         };
-        Ok(Claimed {
-            kind: shared(&mut self.kind, row.try_get(2)?),
-            queue,
-            priority,
-            attempt: row.try_get::<i32, _>(3)? as u16,
-            max_attempts: row.try_get::<i16, _>(4)? as u16,
-            interruptions,
-            lease: Lease { id, lease_no: row.try_get(5)?, worker: self.worker },
-            timeout: row.try_get::<Option<i64>, _>(6)?.map(|ms| Duration::from_millis(ms as u64)),
-            flags: row
-                .try_get::<Option<Vec<Option<String>>>, _>(7)?
-                .unwrap_or_default()
-                .into_iter()
-                .flatten()
-                .collect(),
-            run_at: row.try_get(8)?,
-            claimed_at: self.claimed_at,
-            payload: row.try_get(9)?,
-            // The claim is committed: one bad row must not affect the others.
-            options: Options::from_stored(row.try_get(10)?).unwrap_or_else(|error| {
-                tracing::error!(job_id = %id, %error, "cannot read the options of the job; running it without them");
-                Options::default()
-            }),
-            group: None,
-            gated: false,
-            flow: row.try_get::<Option<uuid::Uuid>, _>(11)?.map(FlowId),
-        })
+        if plan.is_empty() {
+            return Ok(());
+        }
+        let locked = take(tx, run, &plan).await?;
+        let nothing_left = locked.levels.is_empty() || !plan.may_leave_more;
+        if nothing_left && locked.suspects.is_empty() && !plan.is_cut {
+            return Ok(());
+        }
+        left_out.levels.extend(locked.levels);
+        left_out.suspects.extend(locked.suspects);
     }
+    run.stopped_early |= run.jobs.len() - before < wanted;
+    Ok(())
+}
+
+// ---- look ----------------------------------------------------------------------
+
+/// Which jobs without a group to take.
+#[derive(Default)]
+struct Plan {
+    levels: Vec<Planned>,
+    suspect: Option<Uuid>,
+    /// How many jobs to take in total.
+    jobs: usize,
+    /// Whether due jobs may be left besides those that were planned.
+    may_leave_more: bool,
+    /// Whether the room of a queue left candidates out, so that others come after them.
+    is_cut: bool,
+    /// Take nothing if a job of a higher priority than this waits. A look has to find it first.
+    unless_above: Option<i16>,
+}
+
+/// How many jobs to take from a level.
+struct Planned {
+    queue: String,
+    priority: i16,
+    after: Option<Position>,
+    quota: usize,
+    /// The engine's time, if the plan has all that is due in the level.
+    has_all_due: Option<DateTime<Utc>>,
+}
+
+impl Plan {
+    fn is_empty(&self) -> bool {
+        self.levels.is_empty() && self.suspect.is_none()
+    }
+}
+
+/// Plans to take up to `wanted` jobs from the levels that the cursor knows. Looks at them only if it has to.
+async fn plan(
+    tx: &mut Tx<'_>,
+    run: &mut ClaimRun<'_>,
+    priorities: &RangeInclusive<i16>,
+    wanted: usize,
+    left_out: &LeftOut,
+) -> Sql<Plan> {
+    let levels: Vec<Level> = run.open_levels(priorities, left_out).into_iter().cloned().collect();
+    let has_suspects = run.may_take_suspect() && run.cursor.suspects().any;
+    if levels.is_empty() && !has_suspects {
+        return Ok(Plan::default());
+    }
+    if has_suspects || are_shared(&levels, &run.rooms) {
+        let lowest = run.request.lowest_priority().max(*priorities.start());
+        return look(tx, run, Some(levels), lowest, wanted, left_out).await;
+    }
+    let quota = |queue: &str| run.rooms.of(queue).map_or(wanted, |room| room.min(wanted));
+    let planned = levels.into_iter().map(|Level { queue, priority, jobs, .. }| {
+        let quota = quota(&queue);
+        Planned { queue, priority, after: jobs, quota, has_all_due: None }
+    });
+    Ok(Plan { levels: planned.collect(), jobs: wanted, ..Plan::default() })
+}
+
+/// Whether some of the levels have to be merged: those of one priority, and those of one queue that share its room.
+fn are_shared(levels: &[Level], rooms: &Rooms) -> bool {
+    let shares = |one: &Level, other: &Level| {
+        one.priority == other.priority || (one.queue == other.queue && rooms.of(&one.queue).is_some())
+    };
+    levels.iter().enumerate().any(|(nth, one)| levels[..nth].iter().any(|other| shares(one, other)))
+}
+
+/// Looks at the due jobs without a group and plans to take up to `wanted` of them, or of the suspects with at least the priority
+/// `lowest`. If no levels are known, it finds them.
+async fn look(
+    tx: &mut Tx<'_>,
+    run: &mut ClaimRun<'_>,
+    known: Option<Vec<Level>>,
+    lowest: i16,
+    wanted: usize,
+    left_out: &LeftOut,
+) -> Sql<Plan> {
+    let has_room = run.request.queues.iter().all(|queue| run.rooms.of(&queue.name).is_none());
+    let text = if has_room { LOOK } else { LOOK_WITHIN_ROOM };
+    let query = bind_look(statement(tx, text), run, known.as_deref(), lowest, wanted, &left_out.suspects);
+    let rows = query.fetch_all(&mut *tx.connection).await?;
+    let first = rows.first().ok_or_else(|| Error::internal("the statement that looks returned no row"))?;
+    let at: DateTime<Utc> = first.try_get(0)?;
+    run.at = Some(at);
+    let mut found = Vec::with_capacity(rows.len());
+    let mut seen = Vec::new();
+    for row in &rows {
+        let Some(queue) = row.try_get::<Option<String>, _>(5)? else { continue };
+        let (priority, limited) = (row.try_get(6)?, row.try_get(7)?);
+        if row.try_get(8)? {
+            found.push(Level::of_turns(queue, priority, limited));
+            continue;
+        }
+        let (due, quota) = (row.try_get::<i64, _>(9)? as usize, row.try_get::<i64, _>(11)? as usize);
+        let first_due = row.try_get::<Option<DateTime<Utc>>, _>(10)?;
+        // Whatever comes before the first due job has been skipped.
+        let before_first = first_due.map(|run_at| Position { run_at, id: Uuid::nil() });
+        found.push(Level { jobs: before_first, ..Level::of_jobs(&queue, priority, limited) });
+        seen.push(Seen { queue, priority, due, quota, before_first });
+    }
+    if known.is_none() {
+        let suspects = WaitingSuspects { any: first.try_get(1)?, any_limited: first.try_get(2)? };
+        run.cursor.set_levels(found, suspects, first.try_get(3)?, at, Instant::now());
+    }
+    Ok(read_plan(run, seen, first.try_get(4)?, wanted, at))
+}
+
+/// What a look has seen in a level.
+struct Seen {
+    queue: String,
+    priority: i16,
+    /// How many due jobs it read.
+    due: usize,
+    quota: usize,
+    before_first: Option<Position>,
+}
+
+fn read_plan(
+    run: &mut ClaimRun<'_>,
+    mut seen: Vec<Seen>,
+    suspect: Option<Uuid>,
+    wanted: usize,
+    at: DateTime<Utc>,
+) -> Plan {
+    seen.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
+    let candidates: usize = seen.iter().map(|level| level.due).sum();
+    let chosen = seen.iter().map(|level| level.quota).sum::<usize>() + usize::from(suspect.is_some());
+    // It reads from the highest priority down, until it has enough candidates.
+    let lowest = seen.iter().filter(|level| level.due > 0).map(|level| level.priority).min();
+    let lowest_read = lowest.filter(|_| candidates >= wanted).unwrap_or(i16::MIN);
+    let mut plan =
+        Plan { suspect, jobs: chosen, is_cut: candidates >= wanted && chosen < wanted, ..Plan::default() };
+    for Seen { queue, priority, due, quota, before_first } in seen {
+        let limit = run.rooms.of(&queue).map_or(wanted, |room| room.min(wanted));
+        let is_all_due = due < limit && priority >= lowest_read;
+        plan.may_leave_more |= !is_all_due || quota < due;
+        if quota > 0 {
+            let has_all_due = (is_all_due && quota == due).then_some(at);
+            plan.levels.push(Planned { queue, priority, after: before_first, quota, has_all_due });
+        } else if is_all_due && due == 0 {
+            run.cursor.pass(&queue, priority, Read::AllDue(at));
+        }
+    }
+    plan
+}
+
+/// Binds the fourteen parameters of [`LOOK`].
+fn bind_look<'q>(
+    query: Query<'q>,
+    run: &ClaimRun<'_>,
+    levels: Option<&[Level]>,
+    lowest: i16,
+    wanted: usize,
+    left_out: &[Uuid],
+) -> Query<'q> {
+    let places = run.request.places(run.cursor.claims_begun());
+    let (mut names, mut named_places) = (Vec::<&str>::new(), Vec::new());
+    for (queue, place) in run.request.queues.iter().zip(places) {
+        // A queue that is named twice counts once.
+        if !names.contains(&queue.name.as_str()) {
+            names.push(&queue.name);
+            named_places.push(jobs(place));
+        }
+    }
+    let caps: Vec<Option<i32>> = names.iter().map(|name| run.cap(name)).collect();
+    let query = query
+        .bind(names.into_iter().map(str::to_owned).collect::<Vec<_>>())
+        .bind(caps)
+        .bind(named_places)
+        .bind(lowest)
+        .bind(levels.map(|levels| levels.iter().map(|level| level.queue.clone()).collect::<Vec<_>>()))
+        .bind(levels.map(|levels| levels.iter().map(|level| level.priority).collect::<Vec<_>>()))
+        .bind(
+            levels
+                .map(|levels| levels.iter().map(|level| level.jobs.map(|at| at.run_at)).collect::<Vec<_>>()),
+        )
+        .bind(levels.map(|levels| levels.iter().map(|level| level.jobs.map(|at| at.id)).collect::<Vec<_>>()));
+    bind_filter(query, run.request)
+        .bind(jobs(wanted))
+        .bind(i32::from(run.may_take_suspect()))
+        .bind(left_out.to_vec())
+}
+
+// ---- take ----------------------------------------------------------------------
+
+/// Takes the planned jobs and moves the positions. Returns what others have locked.
+async fn take(tx: &mut Tx<'_>, run: &mut ClaimRun<'_>, plan: &Plan) -> Sql<LeftOut> {
+    let query = bind_take(statement(tx, TAKE), run, plan);
+    let rows = query.fetch_all(&mut *tx.connection).await?;
+    let first = rows.first().ok_or_else(|| Error::internal("a claim statement returned no row"))?;
+    let at: DateTime<Utc> = first.try_get(0)?;
+    run.at = Some(at);
+    if plan.unless_above.is_some() && rows.len() == 1 && first.try_get::<Option<Uuid>, _>(1)?.is_none() {
+        return Ok(LeftOut::default());
+    }
+    let before = run.jobs.len();
+    let mut reader = Reader::new(run.request.worker, at);
+    for row in &rows {
+        if let Some(job) = reader.read(row)? {
+            run.add(job);
+        }
+    }
+    let taken = &run.jobs[before..];
+    let has_suspect = taken.iter().any(|job| job.interruptions > 0);
+    let suspects = plan.suspect.filter(|_| !has_suspect).into_iter().collect();
+    let mut locked = LeftOut { levels: Vec::new(), suspects };
+    let mut left = plan.jobs - usize::from(plan.suspect.is_some());
+    for level in &plan.levels {
+        let own = || {
+            let is_own = |job: &&Claimed| {
+                job.interruptions == 0 && job.priority == level.priority && *job.queue == *level.queue
+            };
+            taken.iter().filter(is_own)
+        };
+        let quota = level.quota.min(left);
+        let count = own().count();
+        left -= count.min(left);
+        if count < quota {
+            locked.levels.push((level.queue.clone(), level.priority));
+            run.cursor.pass(&level.queue, level.priority, Read::AllDue(at));
+        } else if let Some(at) = level.has_all_due {
+            run.cursor.pass(&level.queue, level.priority, Read::AllDue(at));
+        } else if let Some(last) = own().map(position).max() {
+            run.cursor.pass(&level.queue, level.priority, Read::UpTo(last));
+        }
+    }
+    Ok(locked)
+}
+
+fn position(job: &Claimed) -> Position {
+    Position { run_at: job.run_at, id: job.lease.id.0 }
+}
+
+/// Binds the thirteen parameters of [`TAKE`].
+fn bind_take<'q>(query: Query<'q>, run: &ClaimRun<'_>, plan: &Plan) -> Query<'q> {
+    let levels = || plan.levels.iter();
+    let query = query
+        .bind(levels().map(|level| level.queue.clone()).collect::<Vec<_>>())
+        .bind(levels().map(|level| level.priority).collect::<Vec<_>>())
+        .bind(levels().map(|level| level.after.map(|after| after.run_at)).collect::<Vec<_>>())
+        .bind(levels().map(|level| level.after.map(|after| after.id)).collect::<Vec<_>>())
+        .bind(levels().map(|level| jobs(level.quota)).collect::<Vec<_>>())
+        .bind(run.request.worker.0);
+    let locked: Vec<String> = run.rooms.locked().into_iter().map(str::to_owned).collect();
+    bind_filter(query, run.request)
+        .bind((plan.jobs - usize::from(plan.suspect.is_some())) as i64)
+        .bind(plan.suspect)
+        .bind(locked)
+        .bind(plan.unless_above)
 }
 
 impl PostgresStore {
-    /// Returns the plan, with costs and buffers, of this claim from the head. Runs the
+    /// Returns the plans, with costs and buffers, of the two statements of this claim from the head. Runs the
     /// claim and rolls it back. For benchmarks and tests.
     #[doc(hidden)]
     pub async fn explain_claim(&self, request: &ClaimRequest) -> Result<String> {
@@ -571,12 +513,17 @@ async fn explain(tx: &mut Tx<'_>, request: &ClaimRequest) -> Sql<String> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     let mut cursor = ClaimCursor::default();
-    discover(tx, request, &mut cursor).await?;
-    let query = sqlx::query(AssertSqlSafe(format!("explain (analyze, buffers, settings) {}", tx.fill(TAKE))));
-    let segments: Vec<&Segment> = cursor.segments().iter().collect();
-    let (all, room) = (i16::MIN..=i16::MAX, Room::new(request));
-    let query = bind_take(query, request, &segments, &all, &room, request.limit as usize, true);
-    let rows = query.fetch_all(&mut *tx.connection).await?;
+    cursor.start(request, Instant::now());
+    let mut run = ClaimRun::new(request, &mut cursor);
+    let explained = |tx: &Tx<'_>, text: &str| {
+        sqlx::query(AssertSqlSafe(format!("explain (analyze, buffers, settings) {}", tx.fill(text))))
+    };
+    let (wanted, lowest) = (run.left(), request.lowest_priority());
+    let mut rows = bind_look(explained(tx, LOOK), &run, None, lowest, wanted, &[])
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let plan = look(tx, &mut run, None, lowest, wanted, &LeftOut::default()).await?;
+    rows.extend(bind_take(explained(tx, TAKE), &run, &plan).fetch_all(&mut *tx.connection).await?);
     transaction.rollback().await?;
     let lines: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<sqlx::Result<_>>()?;
     Ok(lines.join("\n"))

@@ -1,4 +1,5 @@
-//! Claim from groups: serves the groups at the head of a [line](crate::rules::turns).
+//! Claim from groups: serves the groups whose [turn](crate::rules::turns) is next. This file owns the locks of groups, their visits and their
+//! turns; it leases with the same rows as `claim`.
 //!
 //! One claim at a time serves a group: it holds an advisory lock on the group until it commits.
 //! It counts the group's running jobs in a statement after the lock, so that it sees the commit of
@@ -10,13 +11,13 @@ use std::time::Instant;
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::Row;
 
-use super::claim::{Reader, Room, bind_filter, may_take_suspect};
+use super::claim::ClaimRun;
+use super::claim_rows::{Reader, bind_filter, jobs, rate, statement};
 use super::claim_sql::{is_handled, lease_taken};
 use super::tx::{Sql, Tx};
-use crate::job::JobId;
-use crate::rules::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, share};
-use crate::store::cursor::{ClaimCursor, LinePosition, Position};
-use crate::store::{ClaimRequest, Claimed};
+use crate::rules::turns::{Gate, MAX_GROUPS, Served, Turn, Visit, groups_to_serve, share};
+use crate::store::Claimed;
+use crate::store::cursor::{Level, Position, TurnPosition};
 
 /// How many pages of a line one claim reads at most, and how many groups it locks. Groups that may not
 /// start a job leave the line, so a second page is rarely needed. The next claim continues.
@@ -161,9 +162,11 @@ const VISIT: &str = concat!(
 
 /// The due jobs of one group (as `g`), in claim order, after the cursor's position.
 macro_rules! due_in_group {
-    ($interruptions:literal) => {
+    ($columns:literal, $interruptions:literal) => {
         concat!(
-            "(select r.ctid as row_id
+            "(select ",
+            $columns,
+            "
                          from longshore.ready r
                         where r.queue = g.queue
                           and r.grp = g.grp
@@ -185,7 +188,7 @@ macro_rules! due_in_group {
 }
 
 /// Takes up to `room` jobs from each group, `$12` in total. `$13` says whether one of them may be a
-/// suspect; it is chosen first and uses the room of its group.
+/// suspect; it is the one that was due first, and uses the room of its group.
 const TAKE_FROM_GROUPS: &str = concat!(
     "
     with served as materialized (
@@ -197,15 +200,19 @@ const TAKE_FROM_GROUPS: &str = concat!(
           as v(queue, grp, room, gate, after_run_at, after_id, nth)
        where v.room > 0),
     picked_suspect as materialized (
-      select due.row_id, g.nth
+      select s.row_id, g.nth
         from (select queue, grp, nth, '-infinity'::timestamptz as after_run_at,
                      '00000000-0000-0000-0000-000000000000'::uuid as after_id
                 from served
                where (select $13::bool)
                order by nth) as g
-       cross join lateral ",
-    due_in_group!(">"),
+       cross join lateral (
+               select *
+                 from ",
+    due_in_group!("r.ctid as row_id, r.run_at, r.id", ">"),
     "
+                limit 1) as s
+       order by s.run_at, s.id
        limit 1),
     picked as (
       select c.row_id
@@ -216,7 +223,7 @@ const TAKE_FROM_GROUPS: &str = concat!(
        cross join lateral (
                select due.row_id
                  from ",
-    due_in_group!("="),
+    due_in_group!("r.ctid as row_id", "="),
     "
                 limit g.room) as c
        limit (select $12::int8 - (select count(*) from picked_suspect))),
@@ -232,7 +239,7 @@ const TAKE_FROM_GROUPS: &str = concat!(
                  from served s
                 where s.grp = t.grp
                   and s.queue = t.queue) end",
-        ", t.queue, t.priority, t.interruptions, t.grp"
+        ", t.grp"
     ),
 );
 
@@ -274,7 +281,7 @@ const INSERT_TURNS: &str = "
 struct Locked {
     queue: String,
     group: String,
-    place: LinePosition,
+    place: TurnPosition,
 }
 
 impl Locked {
@@ -295,7 +302,7 @@ struct Page {
 struct Visited {
     visit: Visit,
     /// Its place in line.
-    place: Option<LinePosition>,
+    place: Option<TurnPosition>,
     /// The next lower priority at which it has a turn.
     lower: Option<i16>,
     has_suspects: bool,
@@ -309,117 +316,112 @@ struct Visited {
 /// whether it stopped before the end of the line.
 pub(super) async fn take_from_groups(
     tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &mut ClaimCursor,
-    jobs: &mut Vec<Claimed>,
+    run: &mut ClaimRun<'_>,
     priority: i16,
     wanted: usize,
-    room: &mut Room,
-) -> Sql<bool> {
-    let before = jobs.len();
+) -> Sql<()> {
+    let before = run.jobs.len();
     let mut skipped = HashSet::<(String, String)>::new();
-    let (mut groups, mut locked, mut merges_more) = (groups_to_serve(wanted), 0, false);
+    let (mut groups, mut locked) = (groups_to_serve(wanted), 0);
     for _ in 0..MAX_PAGES {
-        let left = wanted - (jobs.len() - before);
+        let left = wanted - (run.jobs.len() - before);
         if left == 0 {
-            return Ok(false);
+            return Ok(());
         }
-        let page = lock_groups(tx, request, cursor, priority, groups, room, &skipped).await?;
-        let Some(page) = page else { return Ok(merges_more) };
+        let Some(page) = lock_groups(tx, run, priority, groups, &skipped).await? else { return Ok(()) };
         let passed_by = page.groups.len() < page.seen.min(groups);
         if passed_by {
-            cursor.note_next_start(page.now + PASSED_BY_PAUSE);
+            run.cursor.note_next_start(page.now + PASSED_BY_PAUSE);
         }
         if page.groups.is_empty() {
-            return Ok(merges_more);
+            return Ok(());
         }
-        let first = jobs.len();
-        merges_more |= serve(tx, request, cursor, jobs, priority, left, room, &page).await?;
-        let started: HashSet<(&str, &str)> =
-            jobs[first..].iter().map(|job| (&*job.queue, job.group.as_deref().unwrap_or_default())).collect();
+        let first = run.jobs.len();
+        run.stopped_early |= serve(tx, run, priority, left, &page).await?;
+        let group = |job: &Claimed| job.group.as_deref().unwrap_or_default().to_owned();
+        let started: HashSet<(String, String)> =
+            run.jobs[first..].iter().map(|job| (job.queue.to_string(), group(job))).collect();
         // While another claim serves the rest of the line, no group is served twice: it would get more
         // than its share.
-        let is_skipped = |locked: &&Locked| {
-            passed_by || !started.contains(&(locked.queue.as_str(), locked.group.as_str()))
-        };
+        let is_skipped = |locked: &&Locked| passed_by || !started.contains(&locked.key());
         skipped.extend(page.groups.iter().filter(is_skipped).map(Locked::key));
         locked += page.groups.len();
         if locked >= MAX_LOCKED {
             break;
         }
         // The groups have few jobs, or none for this worker.
-        let left = wanted - (jobs.len() - before);
-        groups = if jobs.len() == first { MAX_GROUPS } else { left.clamp(1, MAX_GROUPS) };
+        let left = wanted - (run.jobs.len() - before);
+        groups = if run.jobs.len() == first { MAX_GROUPS } else { left.clamp(1, MAX_GROUPS) };
     }
-    Ok(jobs.len() - before < wanted)
+    run.stopped_early |= run.jobs.len() - before < wanted;
+    Ok(())
 }
 
 async fn lock_groups(
     tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &ClaimCursor,
+    run: &mut ClaimRun<'_>,
     priority: i16,
     groups: usize,
-    room: &Room,
     skipped: &HashSet<(String, String)>,
 ) -> Sql<Option<Page>> {
-    let lines: Vec<_> = cursor
-        .lines()
-        .iter()
-        .filter(|line| line.priority == priority && room.of(&line.queue) != Some(0))
-        .collect();
-    if lines.is_empty() {
+    let levels = levels_with_room(run, priority);
+    if levels.is_empty() {
         return Ok(None);
     }
     let (skipped_queues, skipped_groups): (Vec<&str>, Vec<&str>) =
         skipped.iter().map(|(queue, group)| (queue.as_str(), group.as_str())).unzip();
     let rows = sqlx::query(tx.sql(LOCK_GROUPS))
-        .bind(lines.iter().map(|line| line.queue.as_str()).collect::<Vec<_>>())
-        .bind(lines.iter().map(|line| line.after.map(|after| after.at)).collect::<Vec<_>>())
-        .bind(lines.iter().map(|line| line.after.map(|after| after.id)).collect::<Vec<_>>())
-        .bind(request.worker.0)
+        .bind(levels.iter().map(|level| level.queue.as_str()).collect::<Vec<_>>())
+        .bind(levels.iter().map(|level| level.turns.map(|after| after.at)).collect::<Vec<_>>())
+        .bind(levels.iter().map(|level| level.turns.map(|after| after.id)).collect::<Vec<_>>())
+        .bind(run.request.worker.0)
         .bind(priority)
         .bind(groups as i64)
         .bind(skipped_queues)
         .bind(skipped_groups)
-        .bind(lines.iter().map(|line| room.of(&line.queue).is_some()).collect::<Vec<_>>())
+        .bind(levels.iter().map(|level| run.rooms.is_locked(&level.queue)).collect::<Vec<_>>())
         .fetch_all(&mut *tx.connection)
         .await?;
     let Some(first) = rows.first() else { return Ok(None) };
     let mut page =
         Page { now: first.try_get(0)?, groups: Vec::new(), seen: first.try_get::<i64, _>(1)? as usize };
+    run.at = Some(page.now);
     for row in &rows {
         if let Some(queue) = row.try_get(2)? {
-            let place = LinePosition { at: row.try_get(4)?, id: row.try_get(5)? };
+            let place = TurnPosition { at: row.try_get(4)?, id: row.try_get(5)? };
             page.groups.push(Locked { queue, group: row.try_get(3)?, place });
         }
     }
     Ok(Some(page))
 }
 
+/// The levels of this priority whose groups may start jobs.
+fn levels_with_room(run: &ClaimRun<'_>, priority: i16) -> Vec<Level> {
+    let has_room = |level: &&Level| {
+        level.has_turns && level.priority == priority && run.rooms.of(&level.queue) != Some(0)
+    };
+    run.cursor.levels().iter().filter(has_room).cloned().collect()
+}
+
 /// Serves the locked groups. Returns whether one of them has more turns than were merged.
-#[expect(clippy::too_many_arguments, reason = "the arguments of the claim, and the page")]
 async fn serve(
     tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &mut ClaimCursor,
-    jobs: &mut Vec<Claimed>,
+    run: &mut ClaimRun<'_>,
     priority: i16,
     wanted: usize,
-    room: &mut Room,
     page: &Page,
 ) -> Sql<bool> {
-    let (now, first_new) = (page.now, jobs.len());
-    let visited = visit(tx, request, cursor, page, priority).await?;
-    let mut startable = room.startable;
+    let (now, first_new) = (page.now, run.jobs.len());
+    let visited = visit(tx, run, page, priority).await?;
+    let mut startable = run.rooms.startable();
     let mut rooms = Vec::with_capacity(visited.len());
     let mut assigned = HashMap::<&str, usize>::new();
     let mut has_no_slot = vec![false; visited.len()];
     for (nth, (locked, group)) in page.groups.iter().zip(&visited).enumerate() {
         let of_queue = assigned.entry(&locked.queue).or_default();
-        let slots = room.of(&locked.queue).unwrap_or(usize::MAX);
+        let slots = run.rooms.of(&locked.queue).unwrap_or(usize::MAX);
         // The share does not depend on how many groups another claim has left.
-        let share = share(wanted.min(slots), page.seen, nth);
+        let share = share(wanted.min(slots), page.seen.min(MAX_GROUPS), nth);
         let left = slots.saturating_sub(*of_queue);
         let own = group.visit.room(share, startable, now).min(left);
         startable = startable.saturating_sub(own);
@@ -427,12 +429,11 @@ async fn serve(
         has_no_slot[nth] = left == 0;
         rooms.push(own);
     }
-    let suspect = may_take_suspect(request, jobs) && visited.iter().any(|group| group.has_suspects);
     if rooms.iter().any(|room| *room > 0) {
-        take(tx, request, cursor, jobs, page, &visited, &rooms, priority, wanted, suspect).await?;
+        take(tx, run, page, &visited, &rooms, priority, wanted).await?;
     }
     let mut started = HashMap::<(&str, &str), (usize, Option<Position>)>::new();
-    for job in &jobs[first_new..] {
+    for job in &run.jobs[first_new..] {
         // A suspect is taken out of order.
         let at = (job.interruptions == 0).then_some(Position { run_at: job.run_at, id: job.lease.id.0 });
         let key = (&*job.queue, job.group.as_deref().unwrap_or_default());
@@ -444,12 +445,12 @@ async fn serve(
             Some((count, last)) => (*count, *last),
             None => (0, None),
         };
-        cursor.groups.served(&locked.queue, &locked.group, priority, last, count < *own, now);
+        run.cursor.groups.served(&locked.queue, &locked.group, priority, last, count < *own, now);
     }
-    let is_full = jobs.len() - first_new >= wanted;
+    let is_full = run.jobs.len() - first_new >= wanted;
     let served = |locked: &Locked| started.contains_key(&(locked.queue.as_str(), locked.group.as_str()));
     let last_served = page.groups.iter().rposition(served);
-    let left = first_left(tx, cursor, page, priority).await?;
+    let left = first_left(tx, run, page, priority).await?;
     let mut turns = Turns::default();
     for (nth, (((locked, group), own), next_job)) in
         page.groups.iter().zip(&visited).zip(&rooms).zip(left).enumerate()
@@ -467,22 +468,22 @@ async fn serve(
         // Groups that the claim did not reach come first in the next one.
         let is_reached = !has_no_slot[nth] && (!is_full || Some(nth) <= last_served);
         if count > 0 {
-            cursor.pass_served_turn(&locked.queue, priority, locked.place, now);
+            run.cursor.pass_served_turn(&locked.queue, priority, locked.place, now);
         } else if is_reached {
-            cursor.pass_turn(&locked.queue, priority, locked.place);
+            run.cursor.pass_turn(&locked.queue, priority, locked.place);
         }
         // Without a due job, the turn only keeps the state of the rate.
         if let Turn::At { at, paced_until: Some(_) } = turn
             && at > now
             && next_job.is_some_and(|job| job <= now)
         {
-            cursor.note_next_start(at);
+            run.cursor.note_next_start(at);
         }
         if group.resumes && count < *own && next_job.is_some_and(|at| at <= now) {
-            cursor.note_job_behind_position();
+            run.cursor.note_job_behind_position();
         }
         if group.visit.gate.max_running.is_some() {
-            cursor.note_limited_group();
+            run.cursor.note_limited_group();
         }
         // What this priority leaves, a lower one may use.
         if let Some(lower) = group.lower
@@ -494,21 +495,14 @@ async fn serve(
         }
     }
     turns.insert(tx).await?;
-    room.count(&jobs[first_new..]);
     Ok(visited.iter().any(|group| group.turns >= MAX_MERGED))
 }
 
-async fn visit(
-    tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &mut ClaimCursor,
-    page: &Page,
-    priority: i16,
-) -> Sql<Vec<Visited>> {
+async fn visit(tx: &mut Tx<'_>, run: &mut ClaimRun<'_>, page: &Page, priority: i16) -> Sql<Vec<Visited>> {
     let groups = || page.groups.iter();
     let unchecked: Vec<Option<Position>> =
-        groups().map(|locked| cursor.groups.unchecked(&locked.queue, &locked.group, priority)).collect();
-    let query = super::claim::statement(tx, cursor, VISIT)
+        groups().map(|locked| run.cursor.groups.unchecked(&locked.queue, &locked.group, priority)).collect();
+    let query = statement(tx, VISIT)
         .bind(groups().map(|locked| locked.queue.clone()).collect::<Vec<_>>())
         .bind(groups().map(|locked| locked.group.clone()).collect::<Vec<_>>())
         .bind(priority)
@@ -516,16 +510,16 @@ async fn visit(
         .bind(unchecked.iter().map(|position| position.map(|at| at.run_at)).collect::<Vec<_>>())
         .bind(unchecked.iter().map(|position| position.map(|at| at.id)).collect::<Vec<_>>());
     let began = Instant::now();
-    let rows = bind_filter(query, request).fetch_all(&mut *tx.connection).await?;
+    let rows = bind_filter(query, run.request).fetch_all(&mut *tx.connection).await?;
     if unchecked.iter().any(Option::is_some) {
         let now = Instant::now();
-        cursor.groups.charge_look(now - began, now);
+        run.cursor.groups.charge_look(now - began, now);
     }
     let mut visited = Vec::with_capacity(rows.len());
     for ((row, locked), unchecked) in rows.iter().zip(groups()).zip(unchecked) {
-        let resumes = cursor.groups.position(&locked.queue, &locked.group, priority).is_some();
+        let resumes = run.cursor.groups.position(&locked.queue, &locked.group, priority).is_some();
         if unchecked.is_some() {
-            cursor.groups.looked_behind(&locked.queue, &locked.group, priority, row.try_get(12)?);
+            run.cursor.groups.looked_behind(&locked.queue, &locked.group, priority, row.try_get(12)?);
         }
         let gate = Gate {
             paused: row.try_get(0)?,
@@ -538,7 +532,7 @@ async fn visit(
             place: row
                 .try_get::<Option<_>, _>(7)?
                 .zip(row.try_get::<Option<_>, _>(10)?)
-                .map(|(at, id)| LinePosition { at, id }),
+                .map(|(at, id)| TurnPosition { at, id }),
             lower: row.try_get(8)?,
             has_suspects: row.try_get(9)?,
             turns: row.try_get(11)?,
@@ -548,26 +542,23 @@ async fn visit(
     Ok(visited)
 }
 
-#[expect(clippy::too_many_arguments, reason = "the arguments of the claim, and what may be taken")]
 async fn take(
     tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &ClaimCursor,
-    jobs: &mut Vec<Claimed>,
+    run: &mut ClaimRun<'_>,
     page: &Page,
     visited: &[Visited],
     rooms: &[usize],
     priority: i16,
     wanted: usize,
-    suspect: bool,
 ) -> Sql<()> {
+    let suspect = run.may_take_suspect() && visited.iter().any(|group| group.has_suspects);
     let groups = || page.groups.iter();
     let positions: Vec<Option<Position>> =
-        groups().map(|locked| cursor.groups.position(&locked.queue, &locked.group, priority)).collect();
-    let query = super::claim::statement(tx, cursor, TAKE_FROM_GROUPS)
+        groups().map(|locked| run.cursor.groups.position(&locked.queue, &locked.group, priority)).collect();
+    let query = statement(tx, TAKE_FROM_GROUPS)
         .bind(groups().map(|locked| locked.queue.clone()).collect::<Vec<_>>())
         .bind(groups().map(|locked| locked.group.clone()).collect::<Vec<_>>())
-        .bind(rooms.iter().map(|room| i32::try_from(*room).unwrap_or(i32::MAX)).collect::<Vec<_>>())
+        .bind(rooms.iter().map(|room| jobs(*room)).collect::<Vec<_>>())
         .bind(
             visited
                 .iter()
@@ -576,22 +567,21 @@ async fn take(
         )
         .bind(positions.iter().map(|position| position.map(|at| at.run_at)).collect::<Vec<_>>())
         .bind(positions.iter().map(|position| position.map(|at| at.id)).collect::<Vec<_>>())
-        .bind(request.worker.0);
-    let query = bind_filter(query, request).bind(priority).bind(wanted as i64).bind(suspect);
+        .bind(run.request.worker.0);
+    let query = bind_filter(query, run.request).bind(priority).bind(wanted as i64).bind(suspect);
     let rows = query.fetch_all(&mut *tx.connection).await?;
     let gated: HashSet<(&str, &str)> = groups()
         .zip(visited)
         .filter(|(_, group)| group.visit.gate.max_running.is_some())
         .map(|(locked, _)| (locked.queue.as_str(), locked.group.as_str()))
         .collect();
-    let mut reader = Reader::new(request.worker, page.now, None);
+    let mut reader = Reader::new(run.request.worker, page.now);
     for row in &rows {
-        if let Some(id) = row.try_get::<Option<uuid::Uuid>, _>(1)? {
-            let mut job = reader.read(row, JobId(id))?;
+        if let Some(mut job) = reader.read(row)? {
             let group = row.try_get::<Option<&str>, _>(15)?;
             job.gated = group.is_some_and(|group| gated.contains(&(&*job.queue, group)));
             job.group = group.map(Into::into);
-            jobs.push(job);
+            run.add(job);
         }
     }
     Ok(())
@@ -599,13 +589,13 @@ async fn take(
 
 async fn first_left(
     tx: &mut Tx<'_>,
-    cursor: &ClaimCursor,
+    run: &ClaimRun<'_>,
     page: &Page,
     priority: i16,
 ) -> Sql<Vec<Option<DateTime<Utc>>>> {
     let groups = || page.groups.iter();
     let positions: Vec<Option<Position>> =
-        groups().map(|locked| cursor.groups.position(&locked.queue, &locked.group, priority)).collect();
+        groups().map(|locked| run.cursor.groups.position(&locked.queue, &locked.group, priority)).collect();
     let left = sqlx::query_scalar(tx.sql(FIRST_LEFT))
         .bind(groups().map(|locked| locked.queue.as_str()).collect::<Vec<_>>())
         .bind(groups().map(|locked| locked.group.as_str()).collect::<Vec<_>>())
@@ -615,12 +605,6 @@ async fn first_left(
         .fetch_all(&mut *tx.connection)
         .await?;
     Ok(left)
-}
-
-/// A rate as it is stored; the three columns are set together.
-pub(super) fn rate(starts: Option<i32>, period_ms: Option<i64>, burst: Option<i32>) -> Option<Rate> {
-    let (starts, period_ms, burst) = (starts? as u32, period_ms? as u64, burst? as u32);
-    Some(Rate { starts, period_ms, burst })
 }
 
 /// A turn to insert.
@@ -651,7 +635,7 @@ impl<'a> Turns<'a> {
         self.0.push(NewTurn { id: None, at, tat, priority, of, started });
     }
 
-    fn keep(&mut self, of: &'a Locked, priority: i16, place: LinePosition, tat: Option<DateTime<Utc>>) {
+    fn keep(&mut self, of: &'a Locked, priority: i16, place: TurnPosition, tat: Option<DateTime<Utc>>) {
         self.0.push(NewTurn { id: Some(place.id), at: place.at, tat, priority, of, started: 0 });
     }
 

@@ -2,7 +2,7 @@
 
 use sqlx::Row;
 
-use super::claim::Reader;
+use super::claim_rows::Reader;
 use super::tx::{Sql, Tx};
 use crate::store::{Claimed, Lease};
 
@@ -37,8 +37,8 @@ pub(super) async fn claims(tx: &mut Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<
     let mut claims: Vec<_> = leases.iter().map(|_| None).collect();
     for row in &rows {
         let nth = row.try_get::<i64, _>(15)? as usize - 1;
-        let Lease { id, worker, .. } = leases[nth];
-        let mut claim = Reader::new(worker, row.try_get(0)?, None).read(row, id)?;
+        let mut reader = Reader::new(leases[nth].worker, row.try_get(0)?);
+        let Some(mut claim) = reader.read(row)? else { continue };
         claim.group = row.try_get::<Option<&str>, _>(16)?.map(Into::into);
         claim.gated = row.try_get::<Option<i32>, _>(17)?.is_some();
         claims[nth] = Some(claim);

@@ -79,6 +79,7 @@ impl Migrating for PostgresStore {
             listener: self.0.listener.unconnected(),
             notify: self.0.notify,
             durability: self.0.durability,
+            unsound: self.0.unsound.clone(),
         })))
     }
 }

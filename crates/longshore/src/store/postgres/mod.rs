@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `migrate` | the schema's name, its migrations and its clock |
 //! | `enqueue` | storing new jobs; keys |
-//! | `claim`, `claim_sql`, `claim_groups`, `turns` | leasing due jobs; the statements of a claim; jobs of groups; the line of groups |
+//! | `claim`, `claim_limits`, `claim_groups`, `claim_sql`, `claim_rows`, `turns` | leasing due jobs; limits and rates of queues; jobs of groups; the statements and the rows of a claim; the turns of groups |
 //! | `lease` | the claims behind live leases |
 //! | `steps`, `step_in`, `settle` | journaled steps; steps in the user's transaction; storing how attempts end |
 //! | `workers` | heartbeats |
@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
+use super::claim::UnsoundRows;
 use super::lease::assert_lease;
 use super::{CallerTransaction, Checks, EngineOf, Fenced, Lease, NewFlow, PutFlow, Store};
 use crate::error::{Error, Result};
@@ -39,6 +40,8 @@ use tx::Tx;
 mod check;
 mod claim;
 mod claim_groups;
+mod claim_limits;
+mod claim_rows;
 mod claim_sql;
 mod connect;
 mod db;
@@ -82,6 +85,7 @@ struct Inner {
     listener: listen::Listener,
     notify: bool,
     durability: RequiredDurability,
+    unsound: Arc<UnsoundRows>,
 }
 
 /// Connection settings that a Postgres URL does not have.
@@ -182,7 +186,14 @@ impl PostgresStore {
         let pool = pool::Pool::new(connector, options.max_connections, options.acquire_timeout);
         first.into_iter().for_each(|first| pool.add(first));
         let PostgresOptions { notify, durability, .. } = options;
-        let store = PostgresStore(Arc::new(Inner { pool, schema, listener, notify, durability }));
+        let store = PostgresStore(Arc::new(Inner {
+            pool,
+            schema,
+            listener,
+            notify,
+            durability,
+            unsound: Arc::default(),
+        }));
         if durability == RequiredDurability::Full {
             let durability = store.durability().await?;
             durability.risks.iter().for_each(|risk| tracing::warn!("{risk}"));

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use sqlx::Row;
 
 use super::PostgresStore;
-use super::claim_groups::rate;
+use super::claim_rows::rate;
 use super::stats::sample;
 use super::tx::{Sql, Tx};
 use crate::error::Result;

@@ -1,6 +1,7 @@
-//! Claim: moves due jobs from `ready` to `running`, in order, never one job twice.
+//! Claim: moves due jobs from `ready` to `running`, in order, never one job twice. This file owns the steps of a claim, jobs without a
+//! group and leasing; `claim_groups` has jobs of groups. There is one writer, so nothing is locked.
 //!
-//! A claim visits every [segment](crate::store::cursor) once, from the highest priority
+//! A claim reads every [level](crate::store::cursor) once, from the highest priority
 //! down, and reads the due jobs after the cursor's position. It stops as soon as it has
 //! enough jobs, so it may not read lower priorities at all.
 
@@ -22,16 +23,17 @@ use super::tx::{Columns, Fault, Sql, Tx, instant};
 use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
 use crate::rules::enqueue::Options;
-use crate::rules::turns::Rate;
-use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
+use crate::store::claim::{ServedClaim, UnsoundRows};
+use crate::store::cursor::{ClaimCursor, Level, Part, Position, Read, Start, WaitingSuspects};
+use crate::store::rooms::Rooms;
 use crate::store::{ClaimRequest, Claimed, Claiming, Claims, Lease, Suspects, shared};
 
 #[async_trait]
 impl Claiming for SqliteStore {
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
-        let (request, mut moved) = (request.clone(), std::mem::take(cursor));
+        let (request, mut moved, unsound) = (request.clone(), std::mem::take(cursor), self.unsound.clone());
         let work = move |tx: &Tx<'_>| {
-            let claims = claim(tx, &request, &mut moved)?;
+            let claims = claim(tx, &request, &mut moved, &unsound)?;
             Ok((claims, moved))
         };
         let (claims, moved) = self.engine.write(work).await?;
@@ -41,37 +43,44 @@ impl Claiming for SqliteStore {
 }
 
 /// Leases due jobs to a live worker, in the caller's transaction.
-fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
+fn claim(
+    tx: &Tx<'_>,
+    request: &ClaimRequest,
+    cursor: &mut ClaimCursor,
+    unsound: &UnsoundRows,
+) -> Sql<Claims> {
     // What a failed claim took is rolled back, and must not be behind a position.
-    claim_once(tx, request, cursor).inspect_err(|_| cursor.restart())
+    claim_once(tx, request, cursor, unsound).inspect_err(|_| cursor.restart())
 }
 
-fn claim_once(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
+fn claim_once(
+    tx: &Tx<'_>,
+    request: &ClaimRequest,
+    cursor: &mut ClaimCursor,
+    unsound: &UnsoundRows,
+) -> Sql<Claims> {
+    let began = Instant::now();
     if request.limit == 0 || !worker_is_alive(tx, request.worker)? {
         return Ok(Claims::NONE);
     }
-    let mut run = ClaimRun::begin(tx, request)?;
-    let mut start = cursor.start(request, Instant::now());
-    // A head scan is so cheap here that a probe saves nothing.
-    if start == Start::Probe || !run.is_current(cursor) {
-        start = Start::Head;
+    let mut looks = cursor.start(request, began) == Start::Look;
+    let mut run = ClaimRun::begin(tx, request, cursor, unsound)?;
+    looks |= !run.knows_queues();
+    if !looks {
+        run.take()?;
+        run.replace_skipped()?;
+        looks = !run.is_full() && !run.skipped_too_many() && run.cursor.may_look(Instant::now());
     }
-    if start == Start::Resume {
-        run.take(cursor)?;
-        run.replace_skipped(cursor)?;
-        if !run.is_full() && !run.skipped_too_many() && cursor.may_scan_head(Instant::now()) {
-            start = Start::Head;
-        }
+    if looks {
+        run.take_from_head()?;
+        run.replace_skipped()?;
     }
-    if start == Start::Head {
-        run.take_from_head(cursor)?;
-        run.replace_skipped(cursor)?;
-    }
-    if run.skipped_too_many() || (run.has_more && !run.is_full()) {
-        cursor.resume_next();
-    }
-    run.store_rates(cursor)?;
-    Ok(run.into_claims(cursor))
+    run.store_rates()?;
+    let (is_full, stopped_early) = (run.is_full(), run.stopped_early || run.skipped_too_many());
+    let ClaimRun { cursor, rooms, leased: jobs, now, .. } = run;
+    let at = Some(instant(now));
+    let claim = ServedClaim { request, rooms: &rooms, jobs, is_full, stopped_early, began, at };
+    Ok(cursor.end(claim, Instant::now()))
 }
 
 fn worker_is_alive(tx: &Tx<'_>, worker: WorkerId) -> Sql<bool> {
@@ -83,7 +92,7 @@ fn worker_is_alive(tx: &Tx<'_>, worker: WorkerId) -> Sql<bool> {
     Ok(tx.row(ALIVE, [worker.0.as_bytes()], |_| Ok(()))?.is_some())
 }
 
-/// The due jobs of one segment after a position, read from the index only.
+/// The due jobs of one level after a position, read from the index only.
 pub(super) const NEXT_DUE: &str = "
     select run_at,
            id,
@@ -108,19 +117,17 @@ const MAX_UNSOUND: usize = 1000;
 pub(super) struct ClaimRun<'a> {
     pub(super) tx: &'a Tx<'a>,
     pub(super) request: &'a ClaimRequest,
+    pub(super) cursor: &'a mut ClaimCursor,
+    all_unsound: &'a UnsoundRows,
     kinds: Option<HashSet<&'a str>>,
     pub(super) now: i64,
-    /// The queues that may be claimed from, each with the number of jobs it may still
-    /// start; `None` means any number. Paused queues are left out.
-    pub(super) slots: HashMap<&'a str, Option<u32>>,
-    /// The rates of queues and their states.
-    rates: HashMap<&'a str, QueueRate>,
-    /// How many jobs can start at once; a rate admits no more.
-    pub(super) startable: usize,
+    /// The queues that may be claimed from. Paused queues are left out.
+    pub(super) queues: BTreeMap<&'a str, Queue>,
+    pub(super) rooms: Rooms,
     /// The first due suspect of each queue, until one is taken.
     suspects: Vec<Candidate<'a>>,
     /// Whether this claim has taken a suspect.
-    pub(super) has_suspect: bool,
+    has_suspect: bool,
     pub(super) wanted: usize,
     pub(super) leased: Vec<Claimed>,
     /// The number of index entries examined.
@@ -130,15 +137,16 @@ pub(super) struct ClaimRun<'a> {
     unsound: HashSet<Uuid>,
     /// Whether a row was skipped since the last jobs were taken in its place.
     skipped: bool,
-    /// Whether it stopped before the end of a line.
-    pub(super) has_more: bool,
+    /// Whether it stopped although more jobs may be due.
+    pub(super) stopped_early: bool,
 }
 
-/// The rate of a queue and its state.
-struct QueueRate {
-    rate: Rate,
-    paced_until: Option<DateTime<Utc>>,
-    started: usize,
+/// A queue that may be claimed from.
+pub(super) struct Queue {
+    /// Whether it has a limit or a rate.
+    limited: bool,
+    /// Its place among the queues that take turns.
+    place: usize,
 }
 
 /// A due job, as read from the index.
@@ -158,22 +166,28 @@ impl Candidate<'_> {
         (self.run_at, self.id)
     }
 
-    pub(super) fn as_taken(&self) -> Taken<'_> {
-        let at = Position { run_at: instant(self.run_at), id: self.id };
-        Taken { queue: self.queue, priority: self.priority, at }
+    fn position(&self) -> Position {
+        Position { run_at: instant(self.run_at), id: self.id }
     }
 }
 
 impl<'a> ClaimRun<'a> {
-    fn begin(tx: &'a Tx<'a>, request: &'a ClaimRequest) -> Sql<Self> {
+    fn begin(
+        tx: &'a Tx<'a>,
+        request: &'a ClaimRequest,
+        cursor: &'a mut ClaimCursor,
+        all_unsound: &'a UnsoundRows,
+    ) -> Sql<Self> {
+        let places = request.places(cursor.claims_begun());
         let mut run = ClaimRun {
             tx,
             request,
+            cursor,
+            all_unsound,
             kinds: request.kinds.as_ref().map(|kinds| kinds.iter().map(String::as_str).collect()),
             now: tx.now()?,
-            slots: HashMap::new(),
-            rates: HashMap::new(),
-            startable: request.startable as usize,
+            queues: BTreeMap::new(),
+            rooms: Rooms::new(request),
             suspects: Vec::new(),
             has_suspect: false,
             wanted: request.limit as usize,
@@ -181,14 +195,11 @@ impl<'a> ClaimRun<'a> {
             examined: Cell::new(0),
             unsound: HashSet::new(),
             skipped: false,
-            has_more: false,
+            stopped_early: false,
         };
-        for queue in &request.queues {
-            let Some((slots, rate)) = free_slots(tx, queue)? else { continue };
-            let by_rate = rate.as_ref().map(|rate| rate.rate.room(rate.paced_until, instant(run.now)));
-            let by_rate = by_rate.map(|room| u32::try_from(room).unwrap_or(u32::MAX));
-            run.slots.insert(queue, slots.into_iter().chain(by_rate).min());
-            run.rates.extend(rate.map(|rate| (queue.as_str(), rate)));
+        for (queue, place) in request.queues.iter().zip(places) {
+            let Some(limited) = read_room(tx, &queue.name, &mut run.rooms, run.now)? else { continue };
+            run.queues.insert(&queue.name, Queue { limited, place });
         }
         run.find_suspects()?;
         Ok(run)
@@ -197,7 +208,7 @@ impl<'a> ClaimRun<'a> {
     fn find_suspects(&mut self) -> Sql<()> {
         self.suspects.clear();
         if self.may_take_suspect() {
-            for queue in self.slots.keys().copied().collect::<Vec<_>>() {
+            for queue in self.queues.keys().copied().collect::<Vec<_>>() {
                 let first = self.first_suspect(queue)?;
                 self.suspects.extend(first);
             }
@@ -205,14 +216,27 @@ impl<'a> ClaimRun<'a> {
         Ok(())
     }
 
+    /// Whether a due suspect waits, although this claim may not take it.
+    fn has_suspects(&self) -> Sql<bool> {
+        if self.may_take_suspect() || self.has_suspect {
+            return Ok(!self.suspects.is_empty());
+        }
+        for queue in self.queues.keys() {
+            if self.first_suspect(queue)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     pub(super) fn may_take_suspect(&self) -> bool {
         self.request.suspects == Suspects::One && !self.has_suspect
     }
 
     /// Takes other jobs in the place of those that were skipped.
-    fn replace_skipped(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
+    fn replace_skipped(&mut self) -> Sql<()> {
         while std::mem::take(&mut self.skipped) && !self.is_full() && !self.skipped_too_many() {
-            self.take(cursor)?;
+            self.take()?;
         }
         Ok(())
     }
@@ -221,14 +245,13 @@ impl<'a> ClaimRun<'a> {
         self.unsound.len() >= MAX_UNSOUND
     }
 
-    /// Whether the cursor's segments and lines can still be used. If a queue was paused, or its
+    /// Whether the cursor's levels can still be used. If a queue was paused, or its
     /// limit was set or removed, since they were found, the claim starts at the head.
-    fn is_current(&self, cursor: &ClaimCursor) -> bool {
-        let is_current = |queue: &str, limited: bool| {
-            self.slots.get(queue).is_some_and(|slots| slots.is_some() == limited)
+    fn knows_queues(&self) -> bool {
+        let is_current = |level: &Level| {
+            self.queues.get(&*level.queue).is_some_and(|queue| queue.limited == level.limited)
         };
-        cursor.segments().iter().all(|segment| is_current(&segment.queue, segment.limited))
-            && cursor.lines().iter().all(|line| is_current(&line.queue, line.limited))
+        self.cursor.levels().iter().all(is_current)
     }
 
     fn count_entry(&self) {
@@ -239,64 +262,63 @@ impl<'a> ClaimRun<'a> {
         self.wanted == 0
     }
 
-    fn take_from_head(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
+    fn take_from_head(&mut self) -> Sql<()> {
         let began = Instant::now();
-        cursor.set_segments(self.find_segments()?, !self.suspects.is_empty(), instant(self.now));
-        let (lines, next_start) = self.find_lines()?;
+        let (levels, next_start) = self.find_levels()?;
+        let suspects = WaitingSuspects { any: self.has_suspects()?, any_limited: false };
+        self.cursor.set_levels(levels, suspects, next_start, instant(self.now), Instant::now());
         let all = i16::MIN..=i16::MAX;
-        cursor.set_lines(lines, next_start, Instant::now());
-        let has_lines = !cursor.lines().is_empty();
-        let picked = if has_lines { Vec::new() } else { self.pick(cursor.segments(), &all)? };
-        // The duration of the scan does not include leasing the jobs. It is also limited
-        // by the number of entries examined: waiting for a processor can make a scan of
+        let has_turns = self.cursor.has_turns();
+        let picked = if has_turns { Vec::new() } else { self.pick(&all)? };
+        // The duration of the look does not include leasing the jobs. It is also limited
+        // by the number of entries examined: waiting for a processor can make a look at
         // three rows seem expensive.
-        let ended = Instant::now();
-        let latest_began = ended.checked_sub(MAX_TIME_PER_ENTRY * self.examined.get()).unwrap_or(began);
-        cursor.head_scanned(began.max(latest_began), ended);
-        if has_lines { self.take(cursor) } else { self.lease(&picked, all, cursor) }
+        let took = began.elapsed().min(MAX_TIME_PER_ENTRY * self.examined.get());
+        self.cursor.looked(took, Instant::now());
+        if has_turns { self.take() } else { self.enter_running(&picked) }
     }
 
-    fn take(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
-        let groups_first = cursor.groups_come_first();
-        self.has_more = false;
-        for part in cursor.parts() {
+    fn take(&mut self) -> Sql<()> {
+        let groups_first = self.cursor.groups_come_first();
+        self.stopped_early = false;
+        for part in self.cursor.parts() {
             if !self.is_full() {
-                self.take_part(part, groups_first, cursor)?;
+                self.take_part(part, groups_first)?;
             }
         }
-        cursor.set_full(self.is_full());
         Ok(())
     }
 
     /// Takes jobs of a part. Where jobs with and without a group have the same priority, each side
     /// gets half, and what the other leaves.
-    fn take_part(&mut self, part: Part, groups_first: bool, cursor: &mut ClaimCursor) -> Sql<()> {
+    fn take_part(&mut self, part: Part, groups_first: bool) -> Sql<()> {
         let level = match part {
-            Part::Plain(priorities) => return self.take_plain(priorities, cursor),
-            Part::Groups(priority) => return self.take_from_groups(priority, cursor),
+            Part::Plain(priorities) => return self.take_plain(priorities),
+            Part::Groups(priority) => return self.take_from_groups(priority),
             Part::Mixed(priority) => priority,
         };
         let other_half = self.wanted / 2;
         for (of_groups, reserved) in [(groups_first, other_half), (!groups_first, 0), (groups_first, 0)] {
             self.wanted -= reserved;
             if of_groups {
-                self.take_from_groups(level, cursor)?;
+                self.take_from_groups(level)?;
             } else {
-                self.take_plain(level..=level, cursor)?;
+                self.take_plain(level..=level)?;
             }
             self.wanted += reserved;
         }
         Ok(())
     }
 
-    fn take_plain(&mut self, priorities: RangeInclusive<i16>, cursor: &mut ClaimCursor) -> Sql<()> {
-        let picked = self.pick(cursor.segments(), &priorities)?;
-        self.lease(&picked, priorities, cursor)
+    fn take_plain(&mut self, priorities: RangeInclusive<i16>) -> Sql<()> {
+        let picked = self.pick(&priorities)?;
+        self.enter_running(&picked)
     }
 
-    /// Finds the segments with waiting jobs, with one index probe each.
-    fn find_segments(&self) -> Sql<Vec<Segment>> {
-        const NEXT_PRIORITY: &str = "
+    /// Finds the levels with waiting jobs, with one index probe each, and those with due turns, with two, and when a rate lets
+    /// the next job start.
+    fn find_levels(&self) -> Sql<(Vec<Level>, Option<DateTime<Utc>>)> {
+        const NEXT_OF_JOBS: &str = "
             select priority
               from ready indexed by ready_claim
              where queue = ?1
@@ -306,32 +328,7 @@ impl<'a> ClaimRun<'a> {
                and priority >= ?3
              order by priority desc
              limit 1";
-        let lowest = self.request.lowest_priority();
-        let mut segments = Vec::new();
-        let mut probe = self.tx.prepare(NEXT_PRIORITY)?;
-        for (&queue, slots) in &self.slots {
-            let mut below = i32::from(i16::MAX) + 1;
-            while let Some(priority) =
-                probe.query_row(params![queue, below, lowest], |row| row.get::<_, i16>(0)).optional()?
-            {
-                segments.push(Segment {
-                    queue: queue.into(),
-                    priority,
-                    limited: slots.is_some(),
-                    after: None,
-                });
-                below = priority.into();
-                self.count_entry();
-            }
-            self.count_entry();
-        }
-        Ok(segments)
-    }
-
-    /// Finds the lines with due turns, with two index probes each, and when a rate lets the next job
-    /// start.
-    fn find_lines(&self) -> Sql<(Vec<Line>, Option<DateTime<Utc>>)> {
-        const NEXT_PRIORITY: &str = "
+        const NEXT_OF_TURNS: &str = "
             select priority
               from turns indexed by turns_line
              where queue = ?1
@@ -352,92 +349,144 @@ impl<'a> ClaimRun<'a> {
              where queue = ?1
                and at > ?2
                and tat is not null";
-        let lowest = self.request.lowest_priority();
-        let (mut lines, mut next_start) = (Vec::new(), None);
-        let mut probe = self.tx.prepare(NEXT_PRIORITY)?;
-        for (&queue, slots) in &self.slots {
-            let mut below = i32::from(i16::MAX) + 1;
-            while let Some(priority) =
-                probe.query_row(params![queue, below, lowest], |row| row.get::<_, i16>(0)).optional()?
-            {
-                if self.tx.row(IS_DUE, params![queue, priority, self.now], |_| Ok(()))?.is_some() {
-                    lines.push(Line { queue: queue.into(), priority, limited: slots.is_some(), after: None });
+        let (mut levels, mut next_start) = (Vec::new(), None);
+        for (&name, queue) in &self.queues {
+            for priority in self.priorities(NEXT_OF_JOBS, name)? {
+                levels.push(Level::of_jobs(name, priority, queue.limited));
+            }
+            let of_turns = self.priorities(NEXT_OF_TURNS, name)?;
+            if of_turns.is_empty() {
+                continue;
+            }
+            for priority in of_turns {
+                if self.tx.row(IS_DUE, params![name, priority, self.now], |_| Ok(()))?.is_some() {
+                    levels.push(Level::of_turns(name, priority, queue.limited));
                 }
-                below = priority.into();
-                self.count_entry();
             }
-            if below <= i32::from(i16::MAX) {
-                let next: Option<Option<i64>> =
-                    self.tx.row(NEXT_START, params![queue, self.now], |row| row.get(0))?;
-                next_start = next_start.into_iter().chain(next.flatten()).min();
-            }
+            let next: Option<Option<i64>> =
+                self.tx.row(NEXT_START, params![name, self.now], |row| row.get(0))?;
+            next_start = next_start.into_iter().chain(next.flatten()).min();
         }
-        Ok((lines, next_start.map(instant)))
+        Ok((levels, next_start.map(instant)))
     }
 
-    /// Picks the jobs to take from these segments, in claim order.
-    fn pick(&mut self, segments: &[Segment], priorities: &RangeInclusive<i16>) -> Sql<Vec<Candidate<'a>>> {
-        let mut levels = BTreeMap::<Reverse<i16>, Vec<&Segment>>::new();
-        for segment in segments.iter().filter(|segment| priorities.contains(&segment.priority)) {
-            levels.entry(Reverse(segment.priority)).or_default().push(segment);
+    /// The priorities of a queue that `next` finds one by one, highest first.
+    fn priorities(&self, next: &'static str, queue: &str) -> Sql<Vec<i16>> {
+        let lowest = self.request.lowest_priority();
+        let (mut found, mut below) = (Vec::new(), i32::from(i16::MAX) + 1);
+        let mut probe = self.tx.prepare(next)?;
+        while let Some(priority) =
+            probe.query_row(params![queue, below, lowest], |row| row.get::<_, i16>(0)).optional()?
+        {
+            found.push(priority);
+            below = priority.into();
+            self.count_entry();
+        }
+        self.count_entry();
+        Ok(found)
+    }
+
+    /// Picks the jobs without a group to take from the levels of these priorities, in claim order, and moves the positions.
+    fn pick(&mut self, priorities: &RangeInclusive<i16>) -> Sql<Vec<Candidate<'a>>> {
+        let mut levels = BTreeMap::<Reverse<i16>, Vec<Level>>::new();
+        let in_range = |level: &&Level| level.has_jobs && priorities.contains(&level.priority);
+        for level in self.cursor.levels().iter().filter(in_range) {
+            levels.entry(Reverse(level.priority)).or_default().push(level.clone());
         }
         for suspect in self.suspects.iter().filter(|suspect| suspect.priority >= *priorities.start()) {
             levels.entry(Reverse(suspect.priority)).or_default();
         }
         let mut picked = Vec::new();
-        for (Reverse(priority), segments) in levels {
+        for (Reverse(priority), levels) in levels {
             if self.is_full() {
                 break;
             }
             let mut found = Vec::new();
-            for segment in segments {
-                self.next_due(segment, &mut found)?;
+            let mut all_due = HashSet::new();
+            for level in &levels {
+                if self.read_due(level, &mut found)? {
+                    all_due.insert(level.queue.as_str());
+                }
             }
             found.extend(self.suspects.iter().filter(|suspect| suspect.priority == priority).cloned());
             found.sort_unstable_by_key(Candidate::order);
-            picked.extend(found.into_iter().filter(|candidate| self.admit(candidate)));
+            self.let_queues_take_turns(&mut found);
+            let mut last = HashMap::<&str, Position>::new();
+            for candidate in found {
+                let is_admitted = self.admit(&candidate);
+                if !is_admitted && !candidate.is_suspect {
+                    all_due.remove(candidate.queue);
+                } else if !candidate.is_suspect {
+                    last.insert(candidate.queue, candidate.position());
+                }
+                picked.extend(is_admitted.then_some(candidate));
+            }
+            for level in &levels {
+                if all_due.contains(level.queue.as_str()) {
+                    self.cursor.pass(&level.queue, priority, Read::AllDue(instant(self.now)));
+                } else if let Some(last) = last.get(level.queue.as_str()) {
+                    self.cursor.pass(&level.queue, priority, Read::UpTo(*last));
+                }
+            }
         }
         Ok(picked)
     }
 
-    /// Adds the due jobs of one more segment of the same priority to `found`, which is
-    /// sorted. Adds only jobs that can still be among those wanted.
-    fn next_due(&self, segment: &Segment, found: &mut Vec<Candidate<'a>>) -> Sql<()> {
-        let Some((&queue, slots)) = self.slots.get_key_value(segment.queue.as_str()) else { return Ok(()) };
-        let limit = slots.map_or(self.wanted, |slots| self.wanted.min(slots as usize));
-        if limit == 0 {
-            return Ok(());
+    /// Orders candidates of one priority so that queues with a cap and all the others together take turns.
+    fn let_queues_take_turns(&self, found: &mut [Candidate<'a>]) {
+        if !self.request.has_caps() {
+            return;
         }
-        let (after, after_id) = match segment.after {
+        let mut rounds = HashMap::<usize, usize>::new();
+        let mut turn = |candidate: &Candidate<'a>| {
+            let place = self.queues.get(candidate.queue).map_or(0, |queue| queue.place);
+            let round = rounds.entry(place).or_default();
+            *round += 1;
+            (*round, place)
+        };
+        found.sort_by_cached_key(|candidate| turn(candidate));
+    }
+
+    /// Adds the due jobs of one more level of the same priority to `found`, which is
+    /// sorted. Adds only jobs that can still be among those wanted. Returns whether these are all that are due.
+    fn read_due(&self, level: &Level, found: &mut Vec<Candidate<'a>>) -> Sql<bool> {
+        let Some((&queue, _)) = self.queues.get_key_value(level.queue.as_str()) else { return Ok(false) };
+        let limit = self.rooms.of(queue).map_or(self.wanted, |room| room.min(self.wanted));
+        if limit == 0 {
+            return Ok(false);
+        }
+        let (after, after_id) = match level.jobs {
             Some(position) => (position.run_at.timestamp_micros(), position.id.as_bytes().to_vec()),
             None => (i64::MIN, Vec::new()),
         };
-        let furthest = found.get(self.wanted).map(Candidate::order);
-        let mut added = 0;
+        let furthest = found.get(self.wanted).map(Candidate::order).filter(|_| !self.request.has_caps());
+        let (mut added, mut all_due) = (0, true);
         let mut statement = self.tx.prepare(NEXT_DUE)?;
-        let mut rows = statement.query(params![queue, segment.priority, after, after_id, self.now])?;
+        let mut rows = statement.query(params![queue, level.priority, after, after_id, self.now])?;
         while let Some(row) = rows.next()? {
             let candidate = Candidate {
                 queue,
-                priority: segment.priority,
+                priority: level.priority,
                 run_at: row.get(0)?,
                 id: row.uuid(1)?,
                 is_suspect: false,
                 group: None,
             };
             if furthest.is_some_and(|furthest| candidate.order() > furthest) {
+                all_due = false;
                 break;
             }
             if self.handles(row.get_ref(2)?.as_str()?, candidate.id)? {
                 found.push(candidate);
                 added += 1;
                 if added == limit {
+                    all_due = false;
                     break;
                 }
             }
         }
         found.sort_unstable_by_key(Candidate::order);
-        Ok(())
+        Ok(all_due)
     }
 
     /// The first due suspect of this queue, in claim order.
@@ -511,9 +560,7 @@ impl<'a> ClaimRun<'a> {
 
     /// Decides whether a candidate is taken, and counts it. Call in claim order.
     pub(super) fn admit(&mut self, candidate: &Candidate<'a>) -> bool {
-        let Some(slots) = self.slots.get_mut(candidate.queue) else { return false };
-        let rate = self.rates.get_mut(candidate.queue);
-        if self.wanted == 0 || *slots == Some(0) || (rate.is_some() && self.startable == 0) {
+        if self.wanted == 0 || self.rooms.of(candidate.queue) == Some(0) {
             return false;
         }
         if candidate.is_suspect {
@@ -523,47 +570,28 @@ impl<'a> ClaimRun<'a> {
             self.has_suspect = true;
             self.suspects.clear();
         }
-        if let Some(rate) = rate {
-            rate.started += 1;
-        }
-        *slots = slots.map(|slots| slots - 1);
+        self.rooms.start(candidate.queue);
         self.wanted -= 1;
-        self.startable = self.startable.saturating_sub(1);
         true
     }
 
     /// Stores the new state of the rates.
-    fn store_rates(&self, cursor: &mut ClaimCursor) -> Sql<()> {
+    fn store_rates(&mut self) -> Sql<()> {
         const PACE: &str = "
             update queues
                set tat = ?2
              where name = ?1";
-        for (queue, QueueRate { rate, paced_until, started }) in &self.rates {
-            let until = rate.paced_until(*paced_until, instant(self.now), *started);
-            let next = rate.next_start(Some(until), instant(self.now));
-            if next > instant(self.now) {
-                cursor.note_next_start(next);
-            }
-            if *started > 0 {
-                self.tx.execute(PACE, params![queue, until.timestamp_micros()])?;
-            }
+        for (queue, until) in self.rooms.paced() {
+            self.tx.execute(PACE, params![queue, until.timestamp_micros()])?;
+        }
+        if let Some(next) = self.rooms.next_start() {
+            self.cursor.note_next_start(next);
         }
         Ok(())
     }
 
-    /// Moves the picked jobs from `ready` to `running` and advances the cursor.
-    fn lease(
-        &mut self,
-        picked: &[Candidate<'a>],
-        priorities: RangeInclusive<i16>,
-        cursor: &mut ClaimCursor,
-    ) -> Sql<()> {
-        let taken = picked.iter().map(Candidate::as_taken).collect::<Vec<_>>();
-        cursor.advance_in(priorities, &taken, self.is_full(), Some(instant(self.now)));
-        self.enter_running(picked, cursor)
-    }
-
-    pub(super) fn enter_running(&mut self, picked: &[Candidate<'a>], cursor: &mut ClaimCursor) -> Sql<()> {
+    /// Moves the picked jobs from `ready` to `running`.
+    pub(super) fn enter_running(&mut self, picked: &[Candidate<'a>]) -> Sql<()> {
         // Read, then delete: `returning` would create and drop a temporary table for
         // every row, at twice the cost.
         const WAITING: &str = "
@@ -597,13 +625,13 @@ impl<'a> ClaimRun<'a> {
             let id = candidate.id.as_bytes();
             let mut rows = waiting.query([id])?;
             let Some(row) = rows.next()? else {
-                self.skip(candidate, "it has no row in jobs", cursor)?;
+                self.skip(candidate, "it has no row in jobs")?;
                 continue;
             };
             let claimed = match self.claimed(candidate, row) {
                 Err(fault) if fault.is_refusal() => {
                     let error = Error::from(fault);
-                    self.skip(candidate, &format!("it cannot be read: {error}"), cursor)?;
+                    self.skip(candidate, &format!("it cannot be read: {error}"))?;
                     continue;
                 }
                 claimed => claimed?,
@@ -630,7 +658,7 @@ impl<'a> ClaimRun<'a> {
             match entered.map_err(Fault::from) {
                 Err(fault) if fault.is_refusal() => {
                     let error = Error::from(fault);
-                    self.skip(candidate, &format!("it cannot be leased: {error}"), cursor)?;
+                    self.skip(candidate, &format!("it cannot be leased: {error}"))?;
                     continue;
                 }
                 entered => drop(entered?),
@@ -642,24 +670,12 @@ impl<'a> ClaimRun<'a> {
     }
 
     /// Leaves a row that cannot be claimed where it is. One bad row must not stop the queue.
-    fn skip(&mut self, candidate: &Candidate<'a>, reason: &str, cursor: &mut ClaimCursor) -> Sql<()> {
-        if cursor.skip_unsound(Instant::now()) {
-            tracing::error!(
-                job_id = %candidate.id,
-                reason,
-                "skipping waiting jobs that cannot be claimed; run `longshore check`"
-            );
-        }
+    fn skip(&mut self, candidate: &Candidate<'a>, reason: &str) -> Sql<()> {
+        self.all_unsound.note(&format_args!("job {}: {reason}", candidate.id));
         self.unsound.insert(candidate.id);
         self.skipped = true;
         self.wanted += 1;
-        if let Some(Some(slots)) = self.slots.get_mut(candidate.queue) {
-            *slots += 1;
-        }
-        if let Some(rate) = self.rates.get_mut(candidate.queue) {
-            rate.started -= 1;
-        }
-        self.startable += 1;
+        self.rooms.take_back(candidate.queue);
         if candidate.is_suspect {
             self.has_suspect = false;
             self.find_suspects()?;
@@ -695,14 +711,6 @@ impl<'a> ClaimRun<'a> {
             flow: row.flow(10)?,
         })
     }
-
-    fn into_claims(mut self, cursor: &ClaimCursor) -> Claims {
-        // They were taken in parts, and if this claim resumed and then scanned the head, the head may have had jobs that
-        // come before the first ones.
-        self.leased.sort_by_key(Claimed::order);
-        let more = self.wanted == 0 || self.has_more;
-        Claims { jobs: self.leased, more, again_in: cursor.again_in(Instant::now()) }
-    }
 }
 
 pub(super) fn read_options(row: &Row<'_>, column: usize, id: JobId) -> Sql<Options> {
@@ -713,9 +721,8 @@ pub(super) fn read_options(row: &Row<'_>, column: usize, id: JobId) -> Sql<Optio
     }))
 }
 
-/// The number of jobs that a queue may still start because of its limit (`None`: any number), and
-/// its rate. Returns `None` if the queue is paused.
-fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<(Option<u32>, Option<QueueRate>)>> {
+/// Adds the room of a queue. Returns whether it has a limit or a rate; `None` if it is paused.
+fn read_room(tx: &Tx<'_>, queue: &str, rooms: &mut Rooms, now: i64) -> Sql<Option<bool>> {
     const SETTINGS: &str = "
         select paused,
                max_running,
@@ -730,17 +737,19 @@ fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<(Option<u32>, Option<Queue
           from running
          where queue = ?1";
     let settings = tx.row(SETTINGS, [queue], |row| {
-        let paced_until = row.maybe_time(5)?;
-        let rate = rate(row, 2)?.map(|rate| QueueRate { rate, paced_until, started: 0 });
-        Ok((row.get::<_, bool>(0)?, row.get::<_, Option<u32>>(1)?, rate))
+        let (paused, limit) = (row.get::<_, bool>(0)?, row.get::<_, Option<u32>>(1)?);
+        Ok((paused, limit, rate(row, 2)?, row.maybe_time(5)?))
     })?;
-    Ok(match settings {
-        Some((true, ..)) => None,
-        None => Some((None, None)),
-        Some((false, None, rate)) => Some((None, rate)),
-        Some((false, Some(limit), rate)) => {
-            let running = tx.row(RUNNING, [queue], |row| row.get::<_, u32>(0))?.unwrap_or(0);
-            Some((Some(limit.saturating_sub(running)), rate))
-        }
-    })
+    let Some((paused, limit, rate, paced_until)) = settings else { return Ok(Some(false)) };
+    if paused {
+        return Ok(None);
+    }
+    if let Some(rate) = rate {
+        rooms.pace(queue, rate, paced_until, instant(now));
+    }
+    if let Some(limit) = limit {
+        let running = tx.row(RUNNING, [queue], |row| row.get::<_, u32>(0))?.unwrap_or(0);
+        rooms.limit(queue, limit as usize, running as usize);
+    }
+    Ok(Some(limit.is_some() || rate.is_some()))
 }

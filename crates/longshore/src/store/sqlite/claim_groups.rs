@@ -1,16 +1,17 @@
-//! Claim from groups: serves the groups at the head of a [line](crate::rules::turns). There is one writer,
-//! so groups need no locks.
+//! Claim from groups: serves the groups whose [turn](crate::rules::turns) is next. This file owns visits and turns; `claim` leases. There
+//! is one writer, so groups need no locks.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use rusqlite::{Row, params};
+use uuid::Uuid;
 
 use super::claim::{Candidate, ClaimRun};
 use super::tx::{Columns, Sql, instant};
 use crate::rules::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, share};
-use crate::store::cursor::{ClaimCursor, LinePosition, Position};
+use crate::store::cursor::{Level, Position, TurnPosition};
 
 /// How many pages of a line one claim reads at most. Groups that may not start a job leave the line,
 /// so a second page is rarely needed. The next claim continues.
@@ -22,7 +23,7 @@ const MAX_TURNS: usize = 1000;
 struct InLine<'a> {
     queue: &'a str,
     group: Arc<str>,
-    place: LinePosition,
+    place: TurnPosition,
 }
 
 /// The groups of one page of a line.
@@ -56,31 +57,36 @@ struct Visited {
 
 impl<'a> ClaimRun<'a> {
     /// Takes jobs of groups with one priority.
-    pub(super) fn take_from_groups(&mut self, priority: i16, cursor: &mut ClaimCursor) -> Sql<()> {
+    pub(super) fn take_from_groups(&mut self, priority: i16) -> Sql<()> {
         let mut skipped = HashSet::<(String, Arc<str>)>::new();
         let mut groups = groups_to_serve(self.wanted);
         for _ in 0..MAX_PAGES {
             if self.wanted == 0 {
                 return Ok(());
             }
-            let page = self.read_line(cursor, priority, groups, &skipped)?;
+            let page = self.read_turns(priority, groups, &skipped)?;
             if page.groups.is_empty() {
                 return Ok(());
             }
             let first = self.leased.len();
-            let (wanted, slots, mut turns) = (self.wanted, self.slots.clone(), Vec::new());
-            for (nth, in_line) in page.groups.into_iter().enumerate() {
+            let wanted = self.wanted;
+            let share = |(nth, of): (usize, &InLine<'_>)| {
+                let slots = self.rooms.of(of.queue).unwrap_or(usize::MAX);
+                share(wanted.min(slots), page.seen, nth)
+            };
+            let shares: Vec<usize> = page.groups.iter().enumerate().map(share).collect();
+            let suspect = self.first_suspect_of(&page.groups, priority, &shares)?;
+            let mut turns = Vec::new();
+            for (in_line, share) in page.groups.into_iter().zip(shares) {
                 if self.wanted == 0 {
                     break;
                 }
-                let has_slot = self.slots.get(in_line.queue) != Some(&Some(0));
+                let has_slot = self.rooms.of(in_line.queue) != Some(0);
                 let before = self.leased.len();
-                let slots = slots.get(in_line.queue).copied().flatten();
-                let share = share(slots.map_or(wanted, |slots| wanted.min(slots as usize)), page.seen, nth);
-                self.serve(&in_line, cursor, priority, share, &mut turns)?;
+                self.serve(&in_line, priority, share, suspect, &mut turns)?;
                 // A group without a slot in its queue comes first in the next claim.
                 if has_slot {
-                    cursor.pass_turn(in_line.queue, priority, in_line.place);
+                    self.cursor.pass_turn(in_line.queue, priority, in_line.place);
                 }
                 if self.leased.len() == before {
                     skipped.insert((in_line.queue.to_owned(), in_line.group));
@@ -90,14 +96,13 @@ impl<'a> ClaimRun<'a> {
             // The groups have few jobs, or none for this worker.
             groups = if self.leased.len() == first { MAX_GROUPS } else { self.wanted.clamp(1, MAX_GROUPS) };
         }
-        self.has_more |= self.wanted > 0;
+        self.stopped_early |= self.wanted > 0;
         Ok(())
     }
 
     /// Reads due turns of the lines of one priority, and returns the groups to serve.
-    fn read_line(
+    fn read_turns(
         &self,
-        cursor: &ClaimCursor,
         priority: i16,
         groups: usize,
         skipped: &HashSet<(String, Arc<str>)>,
@@ -113,12 +118,13 @@ impl<'a> ClaimRun<'a> {
                and at <= ?5
              order by at, id";
         let mut turns = Vec::new();
-        for line in cursor.lines().iter().filter(|line| line.priority == priority) {
-            let Some((&queue, slots)) = self.slots.get_key_value(line.queue.as_str()) else { continue };
-            if *slots == Some(0) {
+        let has_turns = |level: &&Level| level.has_turns && level.priority == priority;
+        for level in self.cursor.levels().iter().filter(has_turns) {
+            let Some((&queue, _)) = self.queues.get_key_value(level.queue.as_str()) else { continue };
+            if self.rooms.of(queue) == Some(0) {
                 continue;
             }
-            let (at, id) = line.after.map_or((i64::MIN, 0), |after| (after.at.timestamp_micros(), after.id));
+            let (at, id) = level.turns.map_or((i64::MIN, 0), |after| (after.at.timestamp_micros(), after.id));
             let mut statement = self.tx.prepare(LINE)?;
             let mut rows = statement.query(params![queue, priority, at, id, self.now])?;
             let (mut known, mut read) = (HashSet::<Arc<str>>::new(), 0);
@@ -132,7 +138,7 @@ impl<'a> ClaimRun<'a> {
                 }
                 read += 1;
                 if known.insert(group.clone()) {
-                    let place = LinePosition { at: row.time(0)?, id: row.get(1)? };
+                    let place = TurnPosition { at: row.time(0)?, id: row.get(1)? };
                     turns.push(InLine { queue, group, place });
                 }
             }
@@ -148,25 +154,31 @@ impl<'a> ClaimRun<'a> {
     fn serve(
         &mut self,
         of: &InLine<'a>,
-        cursor: &mut ClaimCursor,
         priority: i16,
         share: usize,
+        suspect: Option<Uuid>,
         turns: &mut Vec<NewTurn<'a>>,
     ) -> Sql<()> {
         let now = instant(self.now);
+        const DELETE_TURNS: &str = "
+            delete from turns
+             where queue = ?1
+               and grp = ?2
+               and priority = ?3";
         let Visited { visit, place, lower } = self.visit(of, priority)?;
-        let room = visit.room(share, self.startable, now);
+        self.tx.execute(DELETE_TURNS, params![of.queue, &*of.group, priority])?;
+        let room = visit.room(share, self.rooms.startable(), now);
         let before = self.leased.len();
         if room > 0 {
-            self.take_from_group(of, cursor, priority, room, visit.gate.max_running)?;
+            self.take_from_group(of, priority, room, visit.gate.max_running, suspect)?;
         }
         let taken = &self.leased[before..];
         let started = taken.len();
         // A suspect is taken out of order.
         let in_order = taken.iter().filter(|job| job.interruptions == 0);
         let last = in_order.map(|job| Position { run_at: job.run_at, id: job.lease.id.0 }).max();
-        cursor.groups.served(of.queue, &of.group, priority, last, started < room, now);
-        let next_job = self.first_left(of, cursor, priority)?;
+        self.cursor.groups.served(of.queue, &of.group, priority, last, started < room, now);
+        let next_job = self.first_left(of, priority)?;
         let (queue, group) = (of.queue, of.group.clone());
         match visit.next(&Served { started, next_job }, now) {
             Turn::None => {}
@@ -175,7 +187,7 @@ impl<'a> ClaimRun<'a> {
                 turns.push(NewTurn { id: None, at: due, tat, priority, queue, group, started });
                 // Without a due job, the turn only keeps the state of the rate.
                 if tat.is_some() && at > now && next_job.is_some_and(|job| job <= now) {
-                    cursor.note_next_start(at);
+                    self.cursor.note_next_start(at);
                 }
             }
             Turn::Kept { paced_until: tat } => {
@@ -184,7 +196,7 @@ impl<'a> ClaimRun<'a> {
             }
         }
         if visit.gate.max_running.is_some() {
-            cursor.note_limited_group();
+            self.cursor.note_limited_group();
             // What this priority leaves, a lower one may use.
             let is_drained = started < room && next_job.is_none_or(|at| at > now);
             if let Some(priority) = lower.filter(|_| is_drained) {
@@ -195,7 +207,7 @@ impl<'a> ClaimRun<'a> {
         Ok(())
     }
 
-    /// Deletes the turns of a group at one priority, and returns what limits the group.
+    /// Returns what limits a group, and its turns at one priority.
     fn visit(&self, of: &InLine<'_>, priority: i16) -> Sql<Visited> {
         const SETTINGS: &str = "
             select coalesce(g.paused, 0),
@@ -232,11 +244,6 @@ impl<'a> ClaimRun<'a> {
              where queue = ?1
                and grp = ?2
                and priority < ?3";
-        const DELETE: &str = "
-            delete from turns
-             where queue = ?1
-               and grp = ?2
-               and priority = ?3";
         let (queue, group) = (of.queue, &*of.group);
         let gate = self.tx.row(SETTINGS, params![queue, group], |row| {
             Ok(Gate { paused: row.get(0)?, max_running: row.get(1)?, rate: rate(row, 2)? })
@@ -250,20 +257,11 @@ impl<'a> ClaimRun<'a> {
         let place =
             self.tx.row(FIRST, params![queue, group, priority], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let lower = self.tx.row(LOWER, params![queue, group, priority], |row| row.get(0))?.flatten();
-        self.tx.execute(DELETE, params![queue, group, priority])?;
         Ok(Visited { visit: Visit { gate, running: running as usize, paced_until }, place, lower })
     }
 
-    /// Takes up to `room` due jobs of a group after the cursor's position. One of them may be a
-    /// suspect, which comes first.
-    fn take_from_group(
-        &mut self,
-        of: &InLine<'a>,
-        cursor: &mut ClaimCursor,
-        priority: i16,
-        room: usize,
-        limit: Option<u32>,
-    ) -> Sql<()> {
+    /// The suspect that was due first, of those groups that have room.
+    fn first_suspect_of(&self, groups: &[InLine<'a>], priority: i16, shares: &[usize]) -> Sql<Option<Uuid>> {
         const SUSPECTS: &str = "
             select run_at,
                    id,
@@ -275,6 +273,47 @@ impl<'a> ClaimRun<'a> {
                and run_at <= ?4
                and interruptions > 0
              order by run_at, id";
+        if !self.may_take_suspect() {
+            return Ok(None);
+        }
+        let mut found = Vec::<(i64, Uuid, &InLine<'a>, usize)>::new();
+        for (of, share) in groups.iter().zip(shares) {
+            let mut statement = self.tx.prepare(SUSPECTS)?;
+            let mut rows = statement.query(params![of.queue, &*of.group, priority, self.now])?;
+            while let Some(row) = rows.next()? {
+                let id = row.uuid(1)?;
+                if self.handles(row.get_ref(2)?.as_str()?, id)? {
+                    found.push((row.get(0)?, id, of, *share));
+                    break;
+                }
+            }
+        }
+        found.sort_unstable_by_key(|(run_at, id, ..)| (*run_at, *id));
+        for (_, id, of, share) in found {
+            let Visited { visit, .. } = self.visit(of, priority)?;
+            if visit.room(share, self.rooms.startable(), instant(self.now)) > 0 {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes up to `room` due jobs of a group after the cursor's position. One of them may be `suspect`,
+    /// which comes first.
+    fn take_from_group(
+        &mut self,
+        of: &InLine<'a>,
+        priority: i16,
+        room: usize,
+        limit: Option<u32>,
+        suspect: Option<Uuid>,
+    ) -> Sql<()> {
+        const SUSPECT: &str = "
+            select run_at
+              from ready
+             where queue = ?1
+               and grp = ?2
+               and id = ?3";
         const DUE: &str = "
             select run_at,
                    id,
@@ -287,25 +326,19 @@ impl<'a> ClaimRun<'a> {
                and (run_at, id) > (?5, ?6)
                and interruptions = 0
              order by run_at, id";
-        let group = Some((of.group.clone(), limit));
-        let candidate = |row: &Row<'_>, is_suspect: bool| -> Sql<Candidate<'a>> {
-            let (run_at, id, group) = (row.get(0)?, row.uuid(1)?, group.clone());
-            Ok(Candidate { queue: of.queue, priority, run_at, id, is_suspect, group })
+        let candidate = |run_at, id, is_suspect| {
+            let group = Some((of.group.clone(), limit));
+            Candidate { queue: of.queue, priority, run_at, id, is_suspect, group }
         };
         let mut picked = Vec::new();
-        if self.may_take_suspect() {
-            let tx = self.tx;
-            let mut statement = tx.prepare(SUSPECTS)?;
-            let mut rows = statement.query(params![of.queue, &*of.group, priority, self.now])?;
-            while let Some(row) = rows.next()? {
-                let found = candidate(row, true)?;
-                if self.handles(row.get_ref(2)?.as_str()?, found.id)? && self.admit(&found) {
-                    picked.push(found);
-                    break;
-                }
-            }
+        if let Some(id) = suspect
+            && let Some(run_at) =
+                self.tx.row(SUSPECT, params![of.queue, &*of.group, id.as_bytes()], |row| row.get(0))?
+        {
+            let found = candidate(run_at, id, true);
+            picked.extend(self.admit(&found).then_some(found));
         }
-        let after = cursor.groups.position(of.queue, &of.group, priority);
+        let after = self.cursor.groups.position(of.queue, &of.group, priority);
         let (after, after_id) = match after {
             Some(position) => (position.run_at.timestamp_micros(), position.id.as_bytes().to_vec()),
             None => (i64::MIN, Vec::new()),
@@ -316,7 +349,7 @@ impl<'a> ClaimRun<'a> {
         while picked.len() < room
             && let Some(row) = rows.next()?
         {
-            let found = candidate(row, false)?;
+            let found = candidate(row.get(0)?, row.uuid(1)?, false);
             if self.handles(row.get_ref(2)?.as_str()?, found.id)? {
                 if !self.admit(&found) {
                     break;
@@ -324,13 +357,13 @@ impl<'a> ClaimRun<'a> {
                 picked.push(found);
             }
         }
-        self.enter_running(&picked, cursor)
+        self.enter_running(&picked)
     }
 
     /// When the first job of the group that is left is due. Reads from the cursor's position on and, if
     /// nothing is due there, from the head: a job before the position may have been committed late, or be
     /// one that this worker does not take.
-    fn first_left(&self, of: &InLine<'_>, cursor: &ClaimCursor, priority: i16) -> Sql<Option<DateTime<Utc>>> {
+    fn first_left(&self, of: &InLine<'_>, priority: i16) -> Sql<Option<DateTime<Utc>>> {
         const FIRST: &str = "
             select run_at
               from ready indexed by ready_groups
@@ -340,7 +373,7 @@ impl<'a> ClaimRun<'a> {
                and (run_at, id) > (?4, ?5)
              order by run_at, id
              limit 1";
-        if let Some(after) = cursor.groups.position(of.queue, &of.group, priority) {
+        if let Some(after) = self.cursor.groups.position(of.queue, &of.group, priority) {
             let (run_at, id) = (after.run_at.timestamp_micros(), after.id.as_bytes().to_vec());
             let first =
                 self.tx.row(FIRST, params![of.queue, &*of.group, priority, run_at, id], |row| row.time(0))?;

@@ -21,9 +21,11 @@
 //! | `tx`, `engine` | a transaction and its errors; the writing and the reading threads |
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rusqlite::Connection;
 
+use super::claim::UnsoundRows;
 use super::{CallerTransaction, EngineOf, NewFlow, PutFlow, Store};
 use crate::error::{Error, Result};
 use crate::rules::enqueue::{Enqueued, ValidJob};
@@ -81,6 +83,7 @@ const OLDEST_SQLITE: i32 = 3_051_003;
 #[derive(Clone, Debug)]
 pub struct SqliteStore {
     engine: Engine,
+    unsound: Arc<UnsoundRows>,
 }
 
 impl SqliteStore {
@@ -93,7 +96,7 @@ impl SqliteStore {
                 rusqlite::version()
             )));
         }
-        let store = SqliteStore { engine: Engine::open(location(url)?).await? };
+        let store = SqliteStore { engine: Engine::open(location(url)?).await?, unsound: Arc::default() };
         let applied = store.engine.read(migrate::applied).await?;
         migrate::scripts(migrate::MIGRATIONS).version_of(&applied)?;
         Ok(store)
