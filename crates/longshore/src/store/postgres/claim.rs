@@ -70,6 +70,9 @@ async fn claim_once(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimC
     }
     let mut looks = run.cursor.start(request, began) == Start::Look;
     if !looks {
+        // New jobs may have arrived since a short claim, also some of a higher priority.
+        let highest = run.cursor.levels().first().map(|level| level.priority);
+        run.unless_above = highest.filter(|_| run.cursor.was_short());
         serve(tx, &mut run, None).await?;
         // Return the jobs found so far before a look; the next claim can make it.
         looks = run.jobs.is_empty() && !run.stopped_early && run.cursor.may_look(Instant::now());
@@ -84,7 +87,7 @@ async fn claim_once(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimC
         run.cursor.looked(began.elapsed().saturating_sub(looked_behind), Instant::now());
     }
     let is_full = run.left() == 0;
-    let ClaimRun { request, cursor, rooms, jobs, stopped_early, at } = run;
+    let ClaimRun { request, cursor, rooms, jobs, stopped_early, at, .. } = run;
     let claim = ServedClaim { request, rooms: &rooms, jobs, is_full, stopped_early, began, at };
     Ok(cursor.end(claim, Instant::now()))
 }
@@ -97,6 +100,8 @@ pub(super) struct ClaimRun<'a> {
     pub(super) jobs: Vec<Claimed>,
     /// Whether it stopped although more jobs may be due.
     pub(super) stopped_early: bool,
+    /// Take nothing without a look if a job of a higher priority than this waits.
+    unless_above: Option<i16>,
     /// The engine's time.
     pub(super) at: Option<DateTime<Utc>>,
 }
@@ -104,7 +109,15 @@ pub(super) struct ClaimRun<'a> {
 impl<'a> ClaimRun<'a> {
     fn new(request: &'a ClaimRequest, cursor: &'a mut ClaimCursor) -> Self {
         let rooms = Rooms::new(request);
-        ClaimRun { request, cursor, rooms, jobs: Vec::new(), stopped_early: false, at: None }
+        ClaimRun {
+            request,
+            cursor,
+            rooms,
+            jobs: Vec::new(),
+            stopped_early: false,
+            unless_above: None,
+            at: None,
+        }
     }
 
     /// How many jobs are still wanted.
@@ -149,6 +162,7 @@ async fn serve(tx: &mut Tx<'_>, run: &mut ClaimRun<'_>, plan: Option<Plan>) -> S
         let wanted = run.left();
         return take_plain(tx, run, ALL, wanted, plan, Commits::EachStatement).await;
     }
+    run.unless_above = None;
     let mut transaction = tx.begin_indexed().await?;
     let tx = &mut transaction.tx();
     if run.cursor.has_limits() {
@@ -217,7 +231,7 @@ async fn take_plain(
     commits: Commits,
 ) -> Sql<()> {
     let (before, mut left_out) = (run.jobs.len(), LeftOut::default());
-    for round in 0..MAX_ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let taken = run.jobs.len() - before;
         if taken == wanted {
             return Ok(());
@@ -227,14 +241,9 @@ async fn take_plain(
         }
         let plan = match first.take() {
             Some(plan) => plan,
-            None => {
-                let plan = plan(tx, run, &priorities, wanted - taken, &left_out).await?;
-                let resumes = round == 0 && commits == Commits::EachStatement;
-                let highest = run.cursor.levels().iter().map(|level| level.priority).max();
-                // New jobs may have arrived, also some of a higher priority.
-                Plan { unless_above: highest.filter(|_| resumes && run.cursor.was_short()), ..plan }
-            }
+            None => plan(tx, run, &priorities, wanted - taken, &left_out).await?,
         };
+        run.unless_above = None;
         if plan.is_empty() {
             return Ok(());
         }
@@ -305,7 +314,7 @@ async fn plan(
         let quota = quota(&queue);
         Planned { queue, priority, after: jobs, quota, has_all_due: None }
     });
-    Ok(Plan { levels: planned.collect(), jobs: wanted, ..Plan::default() })
+    Ok(Plan { levels: planned.collect(), jobs: wanted, unless_above: run.unless_above, ..Plan::default() })
 }
 
 /// Whether some of the levels have to be merged: those of one priority, and those of one queue that share its room.
