@@ -46,6 +46,9 @@ pub struct ClaimRequest {
     pub suspects: Suspects,
     /// Claim only jobs with at least this priority; `None` means any.
     pub min_priority: Option<i16>,
+    /// Whether a wake-up arrived since the last claim with this cursor: a new job is due, most likely where the
+    /// last one was found.
+    pub woken: bool,
 }
 
 /// A queue to claim from.
@@ -82,6 +85,7 @@ impl ClaimRequest {
             startable: limit,
             suspects: Suspects::One,
             min_priority: None,
+            woken: false,
         }
     }
 

@@ -26,6 +26,10 @@
 //! - but only after a pause of at least ten times the duration of the last look, so that
 //!   looks take at most about a tenth of the time, however expensive they are.
 //!
+//! After a wake-up, the new job is most likely in the level where the last one was found. If the cursor has only
+//! that level, a claim resumes there even after a short claim, unless a job of a higher priority waits. It looks if
+//! it finds nothing.
+//!
 //! A claim that has read all due jobs of a level leaves its position 100 ms before that
 //! time, because a job with an earlier `run_at` may be committed just after the claim.
 //! Resuming finds such a job; a position at the time of the claim would hide it until the
@@ -245,12 +249,21 @@ impl ClaimCursor {
         if resumes {
             return Start::Resume;
         }
+        if request.woken && self.was_short && self.has_only_jobs_of_one_level(request) {
+            return Start::Resume;
+        }
         let interval_passed = now.duration_since(look.ended) >= LOOK_INTERVAL;
         if self.always_looks || ((self.was_short || interval_passed) && self.may_look(now)) {
             Start::Look
         } else {
             Start::Resume
         }
+    }
+
+    /// Whether a new job is most likely in the only level that is known. Nothing else waited at the last look.
+    fn has_only_jobs_of_one_level(&self, request: &ClaimRequest) -> bool {
+        let has_one_level = matches!(&self.levels[..], [level] if !level.limited && !level.has_turns);
+        has_one_level && request.queues.len() == 1 && !self.suspects().any && !self.always_looks
     }
 
     /// Whether enough time has passed since the last look, so that looks take only a small share of the time.
@@ -587,6 +600,26 @@ mod tests {
         let late = Position { run_at: DateTime::from_timestamp_millis(99_900).unwrap(), id: Uuid::nil() };
         let positions = cursor.levels().iter().map(|level| level.jobs).collect::<Vec<_>>();
         assert_eq!(positions, [Some(late), Some(at(50))]);
+    }
+
+    #[test]
+    fn after_a_wake_up_a_claim_resumes_in_the_only_level() {
+        let t0 = Instant::now();
+        let woken = ClaimRequest { woken: true, ..request() };
+        let started = |levels: Vec<Level>, suspects: WaitingSuspects| {
+            let mut cursor = cursor(levels.clone(), t0);
+            cursor.set_levels(levels, suspects, None, time(0), t0);
+            end_short(&mut cursor, t0 + TOOK);
+            assert_eq!(cursor.start(&request(), t0 + 300 * TOOK), Start::Look);
+            cursor.start(&woken, t0 + 300 * TOOK)
+        };
+        let none = WaitingSuspects::default();
+        assert_eq!(started(vec![level("default", 0)], none), Start::Resume);
+        assert_eq!(started(vec![level("default", 0), level("default", 9)], none), Start::Look);
+        assert_eq!(started(vec![Level::of_jobs("default", 0, true)], none), Start::Look);
+        assert_eq!(started(vec![Level::of_turns("default", 0, false)], none), Start::Look);
+        let suspects = WaitingSuspects { any: true, ..none };
+        assert_eq!(started(vec![level("default", 0)], suspects), Start::Look, "a suspect may come first");
     }
 
     #[test]

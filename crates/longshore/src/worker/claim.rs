@@ -194,8 +194,10 @@ impl Claimer {
 impl Claimer {
     /// Claims jobs of any kind, then jobs of short kinds to buffer. Returns `None` if a claim failed.
     async fn claim_any_kind(&mut self, limit: usize, ahead: usize) -> Option<Found> {
-        (self.any_kind_at, self.woken) = (Some(Instant::now()), false);
-        let claims = self.claim_for(Purpose::AnyKind, limit).await?;
+        self.any_kind_at = Some(Instant::now());
+        let claims = self.claim_for(Purpose::AnyKind, limit).await;
+        self.woken = false;
+        let claims = claims?;
         self.next.record(&claims);
         let (jobs, more) = (self.accept(claims.jobs), claims.more);
         if ahead > 0 && jobs >= limit {
@@ -322,6 +324,7 @@ impl Claimer {
             startable: free_slots.min(limit) as u32,
             suspects: if shared.held.has_suspect() { Suspects::Leave } else { Suspects::One },
             min_priority: if let Purpose::Urgent(priority) = purpose { Some(priority) } else { None },
+            woken: self.woken && purpose == Purpose::AnyKind,
         }
     }
 

@@ -135,13 +135,14 @@ impl OpenCall<'_> {
             Some(_) => Some(client.subscribe().await?),
             None => None,
         };
-        let mut poll_interval = POLL_INTERVAL;
+        let (mut poll_interval, mut is_woken) = (POLL_INTERVAL, false);
         loop {
             let started = Instant::now();
-            let (mut found, mut again_in) = self.claim_now(state, limit).await?;
+            let (mut found, mut again_in) =
+                self.claim_now(state, limit, std::mem::take(&mut is_woken)).await?;
             // Released jobs may be behind the cursor, and the next call may not come soon.
             if found.jobs.is_empty() && wakeups.is_none() && state.cursor.look_if_cheap(started) {
-                (found, again_in) = self.claim_now(state, limit).await?;
+                (found, again_in) = self.claim_now(state, limit, false).await?;
             }
             if !found.jobs.is_empty() || self.has_unreported() || call.is_superseded(minimum) {
                 return Ok(found);
@@ -154,7 +155,7 @@ impl OpenCall<'_> {
                 tokio::select! {
                     queue = woken(&mut wakeups) => {
                         if queue.is_none_or(|queue| state.filter.0.contains(&queue)) {
-                            poll_interval = POLL_INTERVAL;
+                            (poll_interval, is_woken) = (POLL_INTERVAL, true);
                             break;
                         }
                     }
@@ -219,6 +220,7 @@ impl OpenCall<'_> {
         &self,
         state: &mut ClaimState,
         limit: u32,
+        mut woken: bool,
     ) -> ApiResult<(Undelivered, Option<Duration>)> {
         let client = &self.server.client;
         let mut found = Undelivered::none(client);
@@ -228,7 +230,9 @@ impl OpenCall<'_> {
             let (queues, kinds) = state.filter.clone();
             let size = state.batch.of(wanted);
             let queues = queues.into_iter().map(Into::into).collect();
-            let request = ClaimRequest { queues, kinds, suspects, ..ClaimRequest::new(self.worker, size) };
+            let woken = std::mem::take(&mut woken);
+            let request =
+                ClaimRequest { queues, kinds, suspects, woken, ..ClaimRequest::new(self.worker, size) };
             let claims = client.claim(&request, &mut state.cursor).await?;
             let claimed = claims.jobs;
             let count = claimed.len() as u32;

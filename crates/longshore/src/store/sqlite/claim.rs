@@ -31,7 +31,9 @@ use crate::store::{ClaimRequest, Claimed, Claiming, Claims, Lease, Suspects, sha
 #[async_trait]
 impl Claiming for SqliteStore {
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
-        let (request, mut moved, unsound) = (request.clone(), std::mem::take(cursor), self.unsound.clone());
+        // A look is cheap here.
+        let request = ClaimRequest { woken: false, ..request.clone() };
+        let (mut moved, unsound) = (std::mem::take(cursor), self.unsound.clone());
         let work = move |tx: &Tx<'_>| {
             let claims = claim(tx, &request, &mut moved, &unsound)?;
             Ok((claims, moved))
