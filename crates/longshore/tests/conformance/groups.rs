@@ -365,7 +365,7 @@ async fn a_warm_cursor_finds_every_job(fixture: Fixture) {
             .jobs
             .len();
     }
-    // When the cursor returns to the head depends on how long the last head scan took.
+    // When the cursor returns to the head depends on how long the last look from the head took.
     let began = Instant::now();
     while claimed < 600 && began.elapsed() < MAX_WAIT {
         let claims = fixture.store().claim(&ClaimRequest::new(worker, 50), &mut cursor).await.expect("claim");
@@ -391,7 +391,7 @@ async fn a_job_behind_the_position_keeps_the_turn_of_its_group(fixture: Fixture)
 async fn a_claim_that_leaves_a_job_behind_its_position_says_when_to_claim_again(fixture: Fixture) {
     let worker = fixture.worker().await;
     let request = ClaimRequest::new(worker, 8);
-    // A claim looks behind its position if the last head scan was long ago, compared to its duration.
+    // A claim looks behind its position if the last look from the head was long ago, compared to its duration.
     for round in 0..30 {
         let group = format!("acme-{round}");
         add(&fixture, &group, 8).await;
@@ -410,7 +410,7 @@ async fn jobs_that_arrive_behind_the_position_in_a_group_come_before_its_backlog
     add(&fixture, "acme", 900).await;
     let mut claimer = Claimer::new(&fixture, 2).await;
     claimer.claim().await;
-    // The second time, the position has been kept over a head scan.
+    // The second time, the position has been kept over a look from the head.
     for hours in [2, 1] {
         claimer.claim().await;
         let late = (0..6).map(|second| in_group("acme").run_at(start() - HOUR * hours + SECOND * second));

@@ -80,9 +80,9 @@ async fn idle_worker(fixture: &Fixture) -> RunningWorker {
     let worker = Worker::builder(fixture.client()).settings(settings).function("mail", nothing);
     // Wake-ups of earlier steps must not reach the worker.
     fixture.flush().await;
-    // The worker's first claim, a head scan, finds this job and nothing else that is due.
+    // The worker's first claim, a look from the head, finds this job and nothing else that is due.
     // So when the job has run, the worker has no reason to claim again. After a claim that
-    // follows a wake-up, it would make a head scan some time later, which could find the
+    // follows a wake-up, it would make a look from the head some time later, which could find the
     // job of the case without a wake-up.
     let first = store_unnoticed(fixture, job("mail")).await;
     let running = run_worker(worker).await;

@@ -1,11 +1,11 @@
 //! Positions in the groups that a claimer has served.
 //!
-//! A position is **unchecked** after a head scan, and is not used. The next claim that serves the
+//! A position is **unchecked** after a look from the head, and is not used. The next claim that serves the
 //! group looks for jobs behind the position. If there are none, it uses the position again; otherwise the
 //! position moves back to the first of them. On Postgres the look reads all entries behind the position,
-//! and while a snapshot is held those become more and more. So a head scan leaves the positions checked until
+//! and while a snapshot is held those become more and more. So a look from the head leaves the positions checked until
 //! [`LOOK_PAUSE`] times the duration of the last looks has passed (but at most [`MAX_LOOK_PAUSE`]): looks take about a
-//! fortieth of the time, and they do not make head scans rarer. A group without a position is new: its claim reads from the head,
+//! fortieth of the time, and they do not make looks from the head rarer. A group without a position is new: its claim reads from the head,
 //! as it has to, and that is no look.
 
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ const MAX_LOOK_PAUSE: Duration = Duration::from_secs(30);
 pub(crate) struct GroupPositions {
     /// By queue, group and priority.
     positions: HashMap<(String, String, i16), GroupPosition>,
-    /// Until when head scans leave the positions checked.
+    /// Until when looks from the head leave the positions checked.
     no_looks_until: Option<Instant>,
     /// How long all looks took.
     looked: Duration,
@@ -39,7 +39,7 @@ pub(crate) struct GroupPositions {
 struct GroupPosition {
     /// Everything at or before this position has been claimed or skipped.
     after: Position,
-    /// Whether a claim has looked behind the position since the last head scan.
+    /// Whether a claim has looked behind the position since the last look from the head.
     checked: bool,
 }
 
@@ -118,7 +118,7 @@ impl GroupPositions {
         self.looked += took;
     }
 
-    /// For how long head scans leave the positions checked.
+    /// For how long looks from the head leave the positions checked.
     pub(super) fn pause_of_looks(&self, now: Instant) -> Option<Duration> {
         self.no_looks_until
             .and_then(|until| until.checked_duration_since(now))
@@ -131,7 +131,7 @@ impl GroupPositions {
         self.looked
     }
 
-    /// Makes claims look behind the positions again, after a head scan at `now`, unless that takes too much of the
+    /// Makes claims look behind the positions again, after a look from the head at `now`, unless that takes too much of the
     /// time. If there are too many positions, those of groups that were not served since the last time make room
     /// for others.
     pub(super) fn uncheck(&mut self, now: Instant) {
@@ -208,7 +208,7 @@ mod tests {
         positions.looked_behind("default", "acme", 0, None);
         assert_eq!(acme(&positions), (Some(at(50)), None));
         positions.uncheck(Instant::now());
-        assert_eq!(acme(&positions), (None, Some(at(50))), "every head scan asks for a look");
+        assert_eq!(acme(&positions), (None, Some(at(50))), "every look from the head asks for a look");
     }
 
     #[test]

@@ -78,7 +78,7 @@ const LOCK_GROUPS: &str = "
 /// Deletes the turns of these groups at one priority from the group's place in line on, exactly those
 /// that this statement sees, and returns what limits each group. Of very many turns, some stay in line
 /// ([`MAX_MERGED`]). It does not look before the place: while a snapshot is held, all earlier turns of the
-/// group are there, deleted but not removed. A turn that was committed there late is found by a head scan.
+/// group are there, deleted but not removed. A turn that was committed there late is found by a look from the head.
 ///
 /// The last column is when the first job behind the cursor's unchecked position (`$5`, `$6`) is due. A group
 /// without one has nulls there, and nothing is read.
