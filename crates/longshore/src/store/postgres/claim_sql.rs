@@ -203,6 +203,13 @@ macro_rules! look {
             "
                 order by r.priority desc, r.run_at, r.id
                 limit least((select $13::int4), q.cap)) as c
+       where q.cap is null   -- it must not keep out the suspect of another queue
+          or q.cap > (
+               select count(*)
+                 from candidates before
+                where before.queue = q.queue
+                  and (before.priority > c.priority
+                    or before.priority = c.priority and (before.run_at, before.id) < (c.run_at, c.id)))
        order by c.priority desc, c.run_at, c.id
        limit (select $13::int8)),
     chosen as materialized (",
