@@ -25,6 +25,7 @@ cases! {
     queues_with_a_cap_take_turns_with_the_others,
     a_claim_says_whether_a_job_waits_for_the_end_of_another,
     a_suspect_needs_a_slot_like_any_other_job,
+    a_suspect_without_a_slot_does_not_keep_out_that_of_another_queue,
     a_limit_below_one_is_refused_by_field,
     queues_show_their_settings_and_their_live_jobs,
     the_queues_with_waiting_jobs_are_listed_by_name,
@@ -281,6 +282,18 @@ async fn a_claim_says_whether_a_job_waits_for_the_end_of_another(fixture: Fixtur
     fixture.enqueue_kind("mail").await;
     let capped = ClaimRequest { queues: vec![capped("default", 0)], ..leave };
     assert_eq!(claim(&capped).await, (0, false, true));
+}
+
+async fn a_suspect_without_a_slot_does_not_keep_out_that_of_another_queue(fixture: Fixture) {
+    fixture.suspect(job("limited suspect").priority(1)).await;
+    fixture.suspect(job("suspect").queue("media")).await;
+    fixture.add(job("later").queue("media")).await;
+    fixture.add(job("first").priority(2)).await;
+    fixture.limit("default", Some(1)).await.expect("limit");
+    let worker = fixture.worker().await;
+    let queues = vec!["default".into(), "media".into()];
+    let request = ClaimRequest { queues, ..ClaimRequest::new(worker, 2) };
+    assert_eq!(kinds(&fixture.claim_with(&request).await), ["first", "suspect"]);
 }
 
 async fn a_suspect_needs_a_slot_like_any_other_job(fixture: Fixture) {
