@@ -367,7 +367,6 @@ async fn next(body: &mut Body) -> ApiResult<Option<Bytes>> {
     Ok(None)
 }
 
-/// The server does not wait for the rest of the body, and closes the connection.
 fn too_large(limit: usize) -> Problem {
     Problem::new(
         Slug::TooLarge,
@@ -376,7 +375,6 @@ fn too_large(limit: usize) -> Problem {
              or split it over several requests"
         ),
     )
-    .with_header(header::CONNECTION, HeaderValue::from_static("close"))
 }
 
 /// Polls a future once. Returns its result if it is ready.
