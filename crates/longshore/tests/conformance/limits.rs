@@ -285,15 +285,20 @@ async fn a_claim_says_whether_a_job_waits_for_the_end_of_another(fixture: Fixtur
 }
 
 async fn a_suspect_without_a_slot_does_not_keep_out_that_of_another_queue(fixture: Fixture) {
-    fixture.suspect(job("limited suspect").priority(1)).await;
-    fixture.suspect(job("suspect").queue("media")).await;
+    let claim = |worker| {
+        let queues = vec!["default".into(), "media".into()];
+        let request = ClaimRequest { queues, ..ClaimRequest::new(worker, 2) };
+        let fixture = &fixture;
+        async move { fixture.claim_with(&request).await }
+    };
+    fixture.add(job("suspect without a slot").priority(1)).await;
+    fixture.add(job("suspect").queue("media")).await;
+    assert_eq!(claim(fixture.worker().await).await.len(), 2);
+    assert_eq!(fixture.crash_all_workers().await.recovered, 2);
     fixture.add(job("later").queue("media")).await;
     fixture.add(job("first").priority(2)).await;
     fixture.limit("default", Some(1)).await.expect("limit");
-    let worker = fixture.worker().await;
-    let queues = vec!["default".into(), "media".into()];
-    let request = ClaimRequest { queues, ..ClaimRequest::new(worker, 2) };
-    assert_eq!(kinds(&fixture.claim_with(&request).await), ["first", "suspect"]);
+    assert_eq!(kinds(&claim(fixture.worker().await).await), ["first", "suspect"]);
 }
 
 async fn a_suspect_needs_a_slot_like_any_other_job(fixture: Fixture) {

@@ -326,8 +326,8 @@ async fn a_body_that_takes_longer_than_the_timeout_makes_room(fixture: Fixture) 
         let _ = first.write_all(" ".repeat(100_000).as_bytes()).await;
         until("a new body is received", || async { announce(&http, client, 100_000).await.is_ok() }).await;
         let response = stopped(first).await;
-        // On a busy machine, its first bytes may arrive too late.
-        if !response.text.contains("did not arrive") {
+        // On a busy machine, its first bytes may arrive too late, or the end of the connection before the response.
+        if response.status != 0 && !response.text.contains("did not arrive") {
             response.expect_problem(408, "timeout", "too many large bodies");
             break;
         }
