@@ -90,6 +90,7 @@ impl NewKind {
 }
 
 /// Refuses kinds of single queues of which there are too many, whatever is stored already.
+#[cfg(feature = "api")]
 pub(crate) fn check_queue_kinds(kinds: &[NewKind], queues: &[String]) -> Result<()> {
     let bytes = |(name, (schema, defaults)): (&str, (Option<&str>, Option<&str>))| {
         name.len() + schema.map_or(0, str::len) + defaults.map_or(0, str::len)
